@@ -1,0 +1,21 @@
+"""vivavoce's engine: text to PCM. Importing this package, the client and the message types needs no torch."""
+
+from engine.client import EngineClient, EngineUtterance
+from engine.errors import CheckpointError, EngineError, EngineUnavailable, RequestRefused, UtteranceFailed
+from engine.messages import AudioChunk, Done, EngineInfo, Sampling, SpeechRequest, Started
+
+__all__ = [
+    "AudioChunk",
+    "CheckpointError",
+    "Done",
+    "EngineClient",
+    "EngineError",
+    "EngineInfo",
+    "EngineUnavailable",
+    "EngineUtterance",
+    "RequestRefused",
+    "Sampling",
+    "SpeechRequest",
+    "Started",
+    "UtteranceFailed",
+]

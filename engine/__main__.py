@@ -1,0 +1,45 @@
+"""`python -m engine`: serve (the engine process) and conform (check a checkpoint against golden fixtures)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from engine.config import PROFILES
+from engine.errors import EngineError
+
+EMBEDDED_VOICE = Path(__file__).parent / "voice"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run the engine process")
+    serve.add_argument("--endpoint", required=True, help="ZeroMQ address to bind, such as ipc:///run/vivavoce.sock")
+    serve.add_argument("--model", type=Path, default=EMBEDDED_VOICE, help="checkpoint folder; default: the embedded voice")
+    serve.add_argument("--profile", choices=sorted(PROFILES), default="latency")
+    serve.add_argument("--threads", type=int, help="CPU threads of the model")
+    serve.add_argument("--trace", type=Path, help="on exit, write every launch to this file as JSON lines")
+    conform = commands.add_parser("conform", help="compare the serving path with golden fixtures")
+    conform.add_argument("folder", type=Path, help="a fixture folder: manifest.json, checkpoints/, goldens/")
+    conform.add_argument("--case", action="append", default=[], help="run only this case, as CASE or CHECKPOINT/CASE; may be repeated")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        if arguments.command == "conform":
+            from engine.conform import run
+
+            return 1 if run(arguments.folder, arguments.case) else 0
+        from engine.service import serve as serve_engine
+
+        serve_engine(arguments.endpoint, arguments.model, PROFILES[arguments.profile], arguments.threads, arguments.trace)
+        return 0
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""EngineClient: the asyncio side of an engine process. Needs no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from engine.errors import EngineError, EngineUnavailable, RequestRefused, UtteranceFailed
+from engine.messages import (
+    Append,
+    AudioChunk,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EngineInfo,
+    Event,
+    Failed,
+    Finish,
+    Hello,
+    Open,
+    Playback,
+    SpeechRequest,
+    Started,
+    Welcome,
+    decode_event,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+CREDIT_STEP_S = 1.0
+_ERRORS = {kind.code: kind for kind in (EngineUnavailable, UtteranceFailed)}
+
+
+class EngineUtterance:
+    """One utterance in the making. Iterate it for `Started`, `AudioChunk`s and one `Done`; `EngineError` is raised where the engine failed it.
+
+    All methods return at once and may be called in any order; after `Done` they do nothing."""
+
+    def __init__(self, client: EngineClient, number: int) -> None:
+        self.number = number
+        self.ended = False
+        self._client = client
+        self._events: asyncio.Queue[Event | EngineError] = asyncio.Queue()
+        self._consumed = 0
+        self._credited = 0
+
+    def append(self, text: str) -> None:
+        """More text; an empty string does nothing."""
+        if text and not self.ended:
+            self._client._send(Append(self._client.epoch, self.number, text))
+
+    def finish(self) -> None:
+        """No more text will come."""
+        if not self.ended:
+            self._client._send(Finish(self._client.epoch, self.number))
+
+    def cancel(self) -> None:
+        """Stop now: chunks already queued here are dropped, `Done(reason="cancelled")` follows from the engine."""
+        if self.ended:
+            return
+        while not self._events.empty():
+            self._events.get_nowait()
+        self._client._cancelled.add(self.number)
+        self._client._send(Cancel(self._client.epoch, self.number))
+
+    def playback(self, heard: int, playing: bool, measured: bool) -> None:
+        """Tell the scheduler how many samples the listener has heard (engine.playback)."""
+        if not self.ended:
+            self._client._send(Playback(self._client.epoch, self.number, heard, playing, measured))
+
+    async def __aiter__(self) -> AsyncIterator[Started | AudioChunk | Done]:
+        while True:
+            event = await self._events.get()
+            if isinstance(event, EngineError):
+                raise event
+            if isinstance(event, AudioChunk):
+                self._consumed = event.position + len(event.pcm) // 2
+                if self._consumed - self._credited >= CREDIT_STEP_S * self._client.info.sample_rate and not self.ended:
+                    self._credited = self._consumed
+                    self._client._send(Credit(self._client.epoch, self.number, self._consumed))
+                yield event
+            elif isinstance(event, Started):
+                yield event
+            elif isinstance(event, Done):
+                yield event
+                return
+
+    def _deliver(self, event: Event | EngineError) -> None:
+        self._events.put_nowait(event)
+
+
+class EngineClient:
+    """A connection to one engine process.
+
+    `async with EngineClient(endpoint) as client:` connects and waits for the engine's Welcome (`EngineUnavailable` after
+    `timeout_s`). If the engine restarts, open utterances end with `EngineUnavailable` and new ones go to the new epoch."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 60.0, hello_every_s: float = 1.0) -> None:
+        self.endpoint = endpoint
+        self.epoch = 0
+        self._timeout_s = timeout_s
+        self._hello_every_s = hello_every_s
+        self._info: EngineInfo | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._welcomed = asyncio.Event()
+        self._utterances: dict[int, EngineUtterance] = {}
+        self._cancelled: set[int] = set()
+        self._next = 1
+        self._last_welcome_s = 0.0
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's description; valid after `start`."""
+        if self._info is None:
+            raise EngineUnavailable(f"no engine has answered at {self.endpoint}")
+        return self._info
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine answered a Hello in the last few seconds."""
+        now_s = asyncio.get_running_loop().time()
+        return self._info is not None and now_s - self._last_welcome_s < 5 * self._hello_every_s
+
+    async def __aenter__(self) -> EngineClient:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect and wait for the engine. Raises EngineUnavailable after `timeout_s`."""
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(self.endpoint)
+        self._tasks = [asyncio.create_task(self._receive(), name="engine-receive"), asyncio.create_task(self._greet(), name="engine-hello")]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._welcomed.wait()
+        except TimeoutError:
+            await self.close()
+            raise EngineUnavailable(f"no engine answered at {self.endpoint} within {self._timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        """Drop the connection; open utterances end with EngineUnavailable."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        self._lose("the connection to the engine was closed")
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    def open(self, request: SpeechRequest) -> EngineUtterance:
+        """Begin an utterance; refusals (unknown voice, ...) arrive when it is iterated."""
+        utterance = EngineUtterance(self, self._next)
+        self._next += 1
+        self._utterances[utterance.number] = utterance
+        self._send(Open(self.epoch, utterance.number, request))
+        return utterance
+
+    def _send(self, message: Command) -> None:
+        if self._socket is None:
+            raise EngineUnavailable("the engine client is closed")
+        # With no high-water mark a DEALER send completes at once; the future carries nothing we wait for.
+        self._socket.send(encode(message))
+
+    async def _greet(self) -> None:
+        while True:
+            self._send(Hello())
+            await asyncio.sleep(self._hello_every_s)
+
+    async def _receive(self) -> None:
+        assert self._socket is not None
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                event = decode_event.decode(frames[-1])
+            except msgspec.DecodeError:
+                log.exception("undecodable message from the engine at %s", self.endpoint)
+                continue
+            self._dispatch(event)
+
+    def _dispatch(self, event: Event) -> None:
+        if isinstance(event, Welcome):
+            if self.epoch and event.epoch != self.epoch:
+                self._lose("the engine restarted in mid-utterance")
+            self.epoch, self._info = event.epoch, event.info
+            self._last_welcome_s = asyncio.get_running_loop().time()
+            self._welcomed.set()
+            return
+        utterance = self._utterances.get(event.utterance)
+        if utterance is None or event.epoch != self.epoch:
+            return
+        if isinstance(event, AudioChunk) and event.utterance in self._cancelled:
+            return
+        if isinstance(event, Done | Failed):
+            utterance.ended = True
+            del self._utterances[event.utterance]
+            self._cancelled.discard(event.utterance)
+        if isinstance(event, Failed):
+            kind = _ERRORS.get(event.code, EngineError if event.retryable else RequestRefused)
+            utterance._deliver(kind(event.message, code=event.code, retryable=event.retryable))
+        else:
+            utterance._deliver(event)
+
+    def _lose(self, why: str) -> None:
+        for utterance in self._utterances.values():
+            utterance.ended = True
+            utterance._deliver(EngineUnavailable(why))
+        self._utterances.clear()
+        self._cancelled.clear()

@@ -1,0 +1,41 @@
+"""EngineConfig: the numbers that steer the engine, in profiles that differ in numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes are rows, frames (80 ms at the released rates) or positions; times are seconds."""
+
+    slots: int = 16
+    positions: int = 2048
+    """KV positions of a slot: prompt and frames of one utterance (2,048: about 160 s)."""
+    buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Batch sizes a launch may have; a smaller ready set is padded up with an idle slot."""
+    first_frames: int = 1
+    """Frames in an utterance's first codec chunk."""
+    chunk_frames: tuple[int, ...] = (1, 2, 4, 8)
+    """Sizes of later codec chunks, smallest first."""
+    ahead_s: float = 3.0
+    """How far beyond the heard position audio is made for a live listener."""
+    safety_s: float = 0.02
+    """Subtracted from every slack: scheduling, transport and clock."""
+    idle_flush_s: float = 0.6
+    """A sender silent for this long is taken to pause: what is in hand is spoken."""
+    stall_slack_s: float = 0.2
+    """A row that waits for text with less slack than this is spoken to its end (design 3.2a)."""
+    credit_s: float = 60.0
+    """Audio a client may leave untaken before the codec stops for it."""
+    waiting: int = 64
+    """Utterances that may wait for a slot; more are refused."""
+    max_text_chars: int = 20_000
+    threads: int = 1
+    """CPU threads of the engine process."""
+
+
+LATENCY = EngineConfig()
+BALANCED = replace(LATENCY, first_frames=2, chunk_frames=(2, 4, 8), ahead_s=4.0)
+THROUGHPUT = replace(LATENCY, first_frames=4, chunk_frames=(4, 8, 16), ahead_s=8.0)
+PROFILES = {"latency": LATENCY, "balanced": BALANCED, "throughput": THROUGHPUT}

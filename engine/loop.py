@@ -1,0 +1,325 @@
+"""EngineLoop: take commands, admit, pick, launch, retire. One thread owns it; time comes in as `now_s`."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.errors import EngineError, RequestRefused, UtteranceFailed
+from engine.messages import (
+    Append,
+    AudioChunk,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    Event,
+    Failed,
+    Finish,
+    Hello,
+    Open,
+    Playback,
+    Sampling,
+    SpeechRequest,
+    Started,
+    Welcome,
+)
+from engine.model.prompt import Prefix, build_prefix
+from engine.model.text import TOKENS_PER_SECOND, LiveText
+from engine.playback import PlaybackClock
+from engine.request import Utterance
+from engine.scheduler import Launch, Scheduler, Stage
+from engine.stages import Stages
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[bytes, Event], None]
+# A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
+STUMBLE_S = 0.12
+TRACE_LAUNCHES = 10_000
+
+
+@dataclass(frozen=True)
+class TraceEntry:
+    """One launch; `silent` of its rows had not sounded yet. Rows are utterance numbers."""
+
+    starts_s: float
+    ends_s: float
+    stage: Stage
+    rows: tuple[int, ...]
+    frames: int
+    silent: int
+
+
+@dataclass(eq=False)
+class Voice:
+    """What the loop keeps for one utterance beside the scheduler's cursor: its text, prompt and randomness."""
+
+    utterance: Utterance
+    text: LiveText
+    prefix: Prefix
+    seed: int
+    tokens: list[int]
+    body: Prefix = ()
+
+
+class EngineLoop:
+    """Drives `Stages` by `Scheduler`. `emit(client, event)` sends; `clock` measures launches."""
+
+    def __init__(self, stages: Stages, config: EngineConfig, emit: Emit, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stages = stages
+        self.config = config
+        self.info = stages.info
+        self.scheduler = Scheduler(config, stages.costs, self.info.sample_rate, self.info.samples_per_frame)
+        self.epoch = secrets.randbits(48) | 1
+        self.trace: deque[TraceEntry] = deque(maxlen=TRACE_LAUNCHES)
+        self._emit = emit
+        self._clock = clock
+        self._waiting: dict[tuple[bytes, int], Voice] = {}
+        self._active: dict[tuple[bytes, int], Voice] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._active
+
+    def handle(self, client: bytes, command: Command, now_s: float) -> None:
+        """Obey one command. What cannot be obeyed is answered with `Failed`; commands for utterances that have ended do nothing."""
+        if isinstance(command, Hello):
+            self._emit(client, Welcome(self.epoch, self.info))
+            return
+        if command.epoch != self.epoch:
+            if isinstance(command, Open):
+                self._emit(
+                    client, Failed(command.epoch, command.utterance, "engine_unavailable", "the engine has restarted; open the utterance again", True)
+                )
+            return
+        key = client, command.utterance
+        if isinstance(command, Open):
+            self._open(key, command.request, now_s)
+            return
+        voice = self._active.get(key) or self._waiting.get(key)
+        if voice is None:
+            return
+        match command:
+            case Append(text=text):
+                if voice.text.received + len(text) > self.config.max_text_chars:
+                    self._fail(
+                        key,
+                        RequestRefused(
+                            f"text: longer than {self.config.max_text_chars} characters; send it as several utterances", code="text_too_long"
+                        ),
+                    )
+                else:
+                    voice.text.append(text, now_s)
+                    self._feed(voice)
+            case Finish():
+                voice.text.finish()
+                self._feed(voice)
+            case Cancel():
+                self._end(key, "cancelled")
+            case Playback(heard=heard, playing=playing, measured=measured):
+                voice.utterance.playback.report(heard, playing, measured, now_s)
+            case Credit(consumed=consumed):
+                voice.utterance.samples_consumed = max(voice.utterance.samples_consumed, consumed)
+
+    def turn(self, now_s: float) -> float | None:
+        """Admit, then make at most one launch. Returns seconds until something is due: 0 after a launch, None if only a
+        command can change anything."""
+        self._admit(now_s)
+        self._close_stalled(now_s)
+        utterances = [voice.utterance for voice in self._active.values()]
+        launch = self.scheduler.pick(now_s, utterances)
+        if launch is None:
+            return self._next_due(now_s, utterances)
+        try:
+            self._run(launch)
+        except Exception:
+            # The border of supervision: a launch that breaks costs its own rows, not the engine.
+            log.exception("a launch of %s over %d rows failed", launch.stage.name, len(launch.rows))
+            for u in launch.rows:
+                self._fail((u.client, u.number), UtteranceFailed("the engine failed in mid-utterance; its log has the cause"))
+        return 0.0
+
+    def drop_client(self, client: bytes) -> None:
+        """A client has gone: forget its utterances."""
+        for key in [key for key in (*self._active, *self._waiting) if key[0] == client]:
+            self._forget(key)
+
+    def open_tokens(self, number: int, prefix: Prefix, body: Prefix, sampling: Sampling, max_frames: int, now_s: float) -> Voice:
+        """In-process opening by token ids, for `conform`: the text follows through `feed_tokens`."""
+        request = SpeechRequest(live=False, pace="file", sampling=sampling)
+        utterance = Utterance(b"", number, request, PlaybackClock(self.info.sample_rate), max_frames, now_s)
+        voice = Voice(utterance, LiveText(self.stages.checkpoint.tokenizer, live=False, rate=None), prefix, 0, [], body)
+        self._active[b"", number] = voice
+        self._take_slot(voice, may_end=True)
+        return voice
+
+    def feed_tokens(self, voice: Voice, tokens: list[int], *, last: bool) -> None:
+        """More text tokens of an utterance opened by `open_tokens`."""
+        voice.tokens += tokens
+        self._write(voice, last)
+
+    def _open(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> None:
+        client, number = key
+        try:
+            if key in self._active or key in self._waiting:
+                raise RequestRefused(f"utterance: number {number} is in use")
+            if len(self._waiting) >= self.config.waiting:
+                raise EngineError(
+                    f"{len(self._waiting)} utterances are waiting already; try again in a few seconds", code="overloaded", retryable=True
+                )
+            voice = self._voice(key, request, now_s)
+        except EngineError as error:
+            self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable))
+            return
+        self._waiting[key] = voice
+
+    def _voice(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> Voice:
+        checkpoint = self.stages.checkpoint
+        _check(request)
+        prefix = build_prefix(
+            checkpoint.config, checkpoint.tokenizer, voice=request.voice, language=request.language, instructions=request.instructions
+        )
+        room = self.config.positions - len(prefix)
+        if room < 100:
+            raise RequestRefused(f"instructions: {len(prefix)} prompt positions leave no room for speech in {self.config.positions}; shorten them")
+        cap = min(room, checkpoint.config.generation.max_new_tokens - 1, request.max_frames or room)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        utterance = Utterance(key[0], key[1], request, PlaybackClock(self.info.sample_rate), cap, now_s)
+        return Voice(utterance, LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate), prefix, seed, [])
+
+    def _feed(self, voice: Voice) -> None:
+        """Move tokens that have become safe towards the slot; a text that turns out to hold nothing to say is done."""
+        for token, until in voice.text.take():
+            voice.tokens.append(token)
+            voice.utterance.text_until.append(until)
+        if voice.utterance.slot >= 0:
+            self._write(voice, voice.text.finished)
+        elif voice.text.finished and voice.text.blank:
+            self._end((voice.utterance.client, voice.utterance.number), "end")
+
+    def _write(self, voice: Voice, last: bool) -> None:
+        u = voice.utterance
+        fresh = list(voice.tokens)
+        voice.tokens.clear()
+        if last and not u.text_closed:
+            fresh.append(self.stages.checkpoint.config.tts_eos)
+            u.text_closed = True
+            self.stages.allow_end(u.slot)
+        if fresh:
+            self.stages.write_text(u.slot, u.text_issued, fresh)
+            u.text_issued += len(fresh)
+
+    def _admit(self, now_s: float) -> None:
+        """Utterances with enough text to begin take free slots, oldest first."""
+        for key, voice in list(self._waiting.items()):
+            if not self.stages.free_slots:
+                return
+            if voice.text.may_start(now_s, self.config.idle_flush_s):
+                del self._waiting[key]
+                self._active[key] = voice
+                self._take_slot(voice, may_end=not voice.utterance.request.live)
+                self._emit(key[0], Started(self.epoch, key[1]))
+
+    def _take_slot(self, voice: Voice, *, may_end: bool) -> None:
+        u = voice.utterance
+        u.slot, u.prompt_rows = self.stages.open(voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body)
+        self._write(voice, voice.text.finished)
+
+    def _close_stalled(self, now_s: float) -> None:
+        """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
+        for voice in self._active.values():
+            u = voice.utterance
+            if u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
+                u.reason = "idle"
+                voice.text.close()
+                self._feed(voice)
+
+    def _stall_due(self, voice: Voice, now_s: float) -> float:
+        """Seconds until a stalled row must be closed. A sender as fast as speech is given a moment to stumble."""
+        dry_s = voice.utterance.playback.dry_at(now_s) - now_s - self.config.stall_slack_s
+        stumble_s = voice.text.appended_s + STUMBLE_S - now_s if voice.text.tokens_per_s >= TOKENS_PER_SECOND else 0.0
+        return max(dry_s, stumble_s)
+
+    def _next_due(self, now_s: float, utterances: list[Utterance]) -> float | None:
+        due = [voice.text.starts_in(now_s, self.config.idle_flush_s) for voice in self._waiting.values()] if self.stages.free_slots else []
+        due += [self._stall_due(voice, now_s) for voice in self._active.values() if voice.utterance.stalled]
+        due.append(self.scheduler.wake_in(now_s, utterances))
+        known = [seconds for seconds in due if seconds is not None]
+        # A millisecond at least: rounding must not turn waiting into spinning.
+        return max(0.001, min(known)) if known else None
+
+    def _run(self, launch: Launch) -> None:
+        rows = launch.rows
+        slots = [u.slot for u in rows]
+        silent = sum(not u.has_sounded for u in rows)
+        starts_s = self._clock()
+        match launch.stage:
+            case Stage.TALKER:
+                for u, token in zip(rows, self.stages.talker(slots), strict=True):
+                    if token is None:
+                        u.speech_ended = True
+                    else:
+                        u.frames_issued += 1
+            case Stage.PREDICTOR:
+                self.stages.predictor(slots)
+                for u in rows:
+                    u.frames_done += 1
+                    if u.frames_done >= u.max_frames:
+                        u.speech_ended, u.reason = True, "length"
+            case Stage.CODEC:
+                chunks = self.stages.codec(slots, [u.frames_decoded for u in rows], launch.frames)
+                now_s = self._clock()
+                for u, pcm in zip(rows, chunks, strict=True):
+                    u.frames_decoded += launch.frames
+                    self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, pcm))
+                    u.samples_emitted += len(pcm) // 2
+                    u.playback.emit(len(pcm) // 2, now_s)
+        ends_s = self._clock()
+        self.stages.costs.record(launch.stage, len(rows), launch.frames, ends_s - starts_s)
+        self.trace.append(TraceEntry(starts_s, ends_s, launch.stage, tuple(u.number for u in rows), launch.frames, silent))
+        for u in rows:
+            if u.complete:
+                self._end((u.client, u.number), u.reason)
+
+    def _end(self, key: tuple[bytes, int], reason: str) -> None:
+        voice = self._forget(key)
+        until = voice.text.spoken_chars if reason == "idle" else voice.text.received
+        self._emit(key[0], Done(self.epoch, key[1], reason, voice.utterance.samples_emitted, until))
+
+    def _fail(self, key: tuple[bytes, int], error: EngineError) -> None:
+        self._forget(key)
+        self._emit(key[0], Failed(self.epoch, key[1], error.code, str(error), error.retryable))
+
+    def _forget(self, key: tuple[bytes, int]) -> Voice:
+        voice = self._active.pop(key, None)
+        if voice is None:
+            return self._waiting.pop(key)
+        self.stages.close(voice.utterance.slot)
+        return voice
+
+
+def _check(request: SpeechRequest) -> None:
+    """Ranges of a request's numbers. Raises RequestRefused naming the field."""
+    s = request.sampling
+    ranges: list[tuple[str, float | None, float, float]] = [
+        ("temperature", s.temperature, 0.01, 2.0),
+        ("predictor_temperature", s.predictor_temperature, 0.01, 2.0),
+        ("top_k", s.top_k, 1, 1_000_000),
+        ("predictor_top_k", s.predictor_top_k, 1, 1_000_000),
+        ("top_p", s.top_p, 1e-6, 1.0),
+        ("predictor_top_p", s.predictor_top_p, 1e-6, 1.0),
+        ("repetition_penalty", s.repetition_penalty, 1.0, 2.0),
+        ("seed", s.seed, 0, 2**63 - 1),
+        ("max_frames", request.max_frames, 1, 8191),
+    ]
+    for name, value, low, high in ranges:
+        if value is not None and not low <= value <= high:
+            raise RequestRefused(f"{name}: {value:g} is out of range, expected {low:g} to {high:g}")
+    if request.pace not in ("live", "file"):
+        raise RequestRefused(f"pace: '{request.pace}' is unknown, expected live or file")

@@ -1,0 +1,227 @@
+"""Text to token ids: the Qwen2 byte-level tokenizer, and LiveText, which decides when a token of unfinished text is safe to speak."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as BPETokenizer
+from tokenizers.models import BPE
+
+from engine.errors import CheckpointError
+from engine.model.config import ModelConfig, read_json
+
+# Qwen2's split: contractions, letter runs, single digits, punctuation runs, line ends, spaces (reference, section 5).
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TOKENS_PER_SECOND = 12.5
+# A slow sender's utterance starts when this many tokens are in hand, less what will arrive while they are eaten (design 3.2a).
+START_TOKENS = 20
+# In scripts without spaces a token is safe once this many newer ones follow it (design 3.2a).
+NEWER_TOKENS = 3
+_LEADING_LINES = re.compile(r"\s*[\r\n]+")
+_SENTENCE_END = re.compile(r"""[.!?…。！？；;:][)"'”’」』\]]*\s*$|[\r\n]\s*$|[。！？…]""")
+# Letters of scripts written without spaces between words: Thai to Myanmar, Khmer, kana, bopomofo, Han.
+_NO_SPACES = re.compile(r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u312f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+
+
+class Tokenizer:
+    """Byte-level BPE over vocab.json and merges.txt. Strings of special tokens in a user's text are plain text, never special."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        try:
+            model = BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{folder}: vocab.json and merges.txt do not make a tokenizer ({error})") from None
+        self._bpe = BPETokenizer(model)
+        self._bpe.normalizer = normalizers.NFC()
+        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        words = [word for word in _added_words(folder) if model.token_to_id(word) is not None]
+        self._bpe.add_tokens([AddedToken(word, normalized=False, single_word=True) for word in words])
+        self.config = config
+        self.assistant = self.encode("assistant\n")
+        self.user = self.encode("user\n")
+        self.newline = self.encode("\n")
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one piece of text between special tokens."""
+        return list(self._bpe.encode(text, add_special_tokens=False).ids)
+
+    def pieces(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        """Token ids, the end of each in characters of `text`, and the number of the pre-token each belongs to."""
+        encoding = self._bpe.encode(text, add_special_tokens=False)
+        return list(encoding.ids), [end for _, end in encoding.offsets], [word or 0 for word in encoding.word_ids]
+
+    def target(self, text: str) -> tuple[list[int], list[int]]:
+        """The template's head of three ids and the ids to be spoken: the template is tokenized as a whole, so a text that
+        begins with a line break changes the head. An empty text speaks im_end, as the official code does."""
+        ids = [self.config.im_start, *self.encode("assistant\n" + text)]
+        return ids[:3], ids[3:] or [self.config.im_end]
+
+    def instruction(self, text: str) -> list[int]:
+        """Ids of the instruction's whole turn."""
+        return [self.config.im_start, *self.encode("user\n" + text), self.config.im_end, *self.newline]
+
+
+def _added_words(folder: Path) -> list[str]:
+    """Added tokens that are ordinary words: a small vocabulary keeps 'assistant' whole this way instead of through merges."""
+    path = folder / "tokenizer_config.json"
+    added = read_json(path).get("added_tokens_decoder", {}) if path.exists() else {}
+    return [entry["content"] for entry in added.values() if not entry.get("special", True)]
+
+
+class LiveText:
+    """The text of one utterance, released token by token.
+
+    What is released is what tokenizing the whole text would give, as far as that can be known: a pre-token is safe when the
+    next has begun. Text that is not live is released whole, when it is finished. Positions are characters of the text as
+    appended; `rate` is the sender's known speed in characters a second; `now_s` is a monotonic clock."""
+
+    def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None) -> None:
+        self._tokenizer = tokenizer
+        self._live = live
+        self._rate = rate
+        self._tail = ""
+        self._tail_at = 0
+        self._spoken_in_tail: list[int] = []
+        self._spoken_to = 0
+        self._first_s: float | None = None
+        self._first_chars = 0
+        self._appends = 0
+        self._tokens = 0
+        self.received = 0
+        self.finished = False
+        self.appended_s = 0.0
+        self.recut_tokens = 0
+        """Tokens that came out otherwise than tokenizing the whole text would have it."""
+
+    def append(self, text: str, now_s: float) -> None:
+        if self._first_s is None:
+            self._first_s, self._first_chars = now_s, len(text)
+        self._appends += 1
+        self.appended_s = now_s
+        self.received += len(text)
+        self._tail += text
+        if self._live and self._tokens == 0 and (lines := _LEADING_LINES.match(self._tail)):
+            self._cut(lines.end())
+
+    def finish(self) -> None:
+        """No more text will come: everything is released."""
+        self.finished = True
+
+    def close(self) -> None:
+        """End here: what is held is released if it is no unfinished word, else dropped; `spoken_chars` tells."""
+        _, ends, words = self._tokenizer.pieces(self._tail)
+        if words and any(char.isalnum() for char in self._tail[_word_start(ends, words, len(words) - 1) :]):
+            keep = _word_start(ends, words, len(words) - 1)
+            self._tail = self._tail[: max(keep, self._spoken_to - self._tail_at)]
+        self.finished = True
+
+    @property
+    def blank(self) -> bool:
+        """Nothing but white space so far."""
+        return self._tokens == 0 and not self._tail.strip()
+
+    @property
+    def spoken_chars(self) -> int:
+        """Characters whose tokens have been released."""
+        return self._spoken_to
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The sender's speed: as known from before, else measured between this utterance's first and last append."""
+        rate = self._rate
+        if rate is None:
+            elapsed_s = self.appended_s - self._first_s if self._first_s is not None else 0.0
+            rate = (self.received - self._first_chars) / elapsed_s if elapsed_s >= 0.03 and self._appends >= 3 else 0.0
+        return rate * self._tokens / max(self._spoken_to, 1)
+
+    def take(self) -> list[tuple[int, int]]:
+        """Tokens that have become safe since the last call, each with the characters spoken once it is."""
+        if not self._live:
+            return self._take_whole() if self.finished else []
+        ids, ends, words = self._tokenizer.pieces(self._tail)
+        known = len(self._spoken_in_tail)
+        if ids[:known] != self._spoken_in_tail:
+            # The word grew in a way that changes tokens already spoken: they stay as they are, the rest is cut anew.
+            self.recut_tokens += sum(a != b for a, b in zip(ids, self._spoken_in_tail, strict=False))
+            self._spoken_in_tail = []
+            self._cut(self._spoken_to - self._tail_at)
+            return self.take()
+        count = self._safe(ids, ends, words)
+        if count <= known:
+            return []
+        fresh = [(token, self._tail_at + end) for token, end in zip(ids[known:count], ends[known:count], strict=True)]
+        self._tokens += len(fresh)
+        self._spoken_to = fresh[-1][1]
+        # A word that is not complete stays in the tail: its later tokens depend on its beginning.
+        start = count
+        while count < len(ids) and start > 0 and words[start - 1] == words[count]:
+            start -= 1
+        self._spoken_in_tail = ids[start:count]
+        self._tail_at_keep(ends[start - 1] if start else 0)
+        return fresh
+
+    def may_start(self, now_s: float, idle_s: float) -> bool:
+        """Whether enough is in hand to begin: the whole text, a sentence, a fast sender's first words, or a sender who paused."""
+        return self.starts_in(now_s, idle_s) == 0.0
+
+    def starts_in(self, now_s: float, idle_s: float) -> float | None:
+        """Seconds until the utterance may begin if no more text comes; None if it may not."""
+        if self.finished:
+            return 0.0
+        if not self._live or self._tokens == 0:
+            return None
+        wanted = max(1, math.ceil(START_TOKENS * (1 - self.tokens_per_s / TOKENS_PER_SECOND)))
+        if self._tokens >= wanted or _SENTENCE_END.search(self._tail) or _SENTENCE_END.search(self._said):
+            return 0.0
+        return max(0.0, self.appended_s + idle_s - now_s)
+
+    _said = ""
+
+    def _cut(self, chars: int) -> None:
+        """Drop the tail's first characters, as spoken or skipped."""
+        self._tail_at_keep(chars)
+        self._spoken_to = max(self._spoken_to, self._tail_at)
+
+    def _tail_at_keep(self, chars: int) -> None:
+        self._said = self._tail[:chars][-8:] or self._said
+        self._tail = self._tail[chars:]
+        self._tail_at += chars
+
+    def _safe(self, ids: list[int], ends: list[int], words: list[int]) -> int:
+        """How many of the tail's tokens may be spoken."""
+        if self.finished or not ids:
+            return len(ids)
+        count = sum(word != words[-1] for word in words)
+        held = self._tail[ends[count - 1] if count else 0 :]
+        if _NO_SPACES.search(held):
+            count = max(count, len(ids) - NEWER_TOKENS)
+            # The byte tokens of one character share its end: it is released whole.
+            while 0 < count < len(ids) and ends[count - 1] == ends[count]:
+                count -= 1
+        return count
+
+    def _take_whole(self) -> list[tuple[int, int]]:
+        if self._tokens or not self._tail.strip():
+            return []
+        _, ids = self._tokenizer.target(self._tail)
+        self._tokens, self._spoken_to, self._tail = len(ids), self.received, ""
+        # Characters are shared out evenly: with the whole text in hand nothing is decided by them.
+        return [(token, self.received * (number + 1) // len(ids)) for number, token in enumerate(ids)]
+
+
+def _word_start(ends: list[int], words: list[int], index: int) -> int:
+    """Character at which the pre-token of token `index` begins."""
+    while index > 0 and words[index - 1] == words[index]:
+        index -= 1
+    return ends[index - 1] if index else 0
+
+
+def is_speakable(text: str) -> bool:
+    """Whether anything in the text could be said: a letter, a digit or a symbol with a name."""
+    return any(unicodedata.category(char)[0] in "LNS" for char in text)

@@ -1,0 +1,187 @@
+"""Which rows of which stage run next. The whole policy is `Scheduler.pick`; it knows integers and seconds, no tensors.
+
+A stream's `slack` is the time until its listener runs dry, less the work its next chunk still needs, less safety.
+  1. a stream with no slack left: the earliest to run dry goes first;
+  2. otherwise a stream that has not sounded yet: the oldest first, at the stage nearest to sound;
+  3. otherwise the smallest slack, as long as its listener is less than `ahead_s` ahead; else wait.
+The anchor so found is joined by rows that are ready for the same work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from engine.config import EngineConfig
+from engine.request import Utterance
+
+
+class Stage(IntEnum):
+    """The three kinds of work; a larger one is nearer to sound."""
+
+    TALKER = 0
+    PREDICTOR = 1
+    CODEC = 2
+
+
+@dataclass(frozen=True)
+class ReadyWork:
+    """What one utterance can have done for it now. `frames` counts for Codec only. `dry_at` and `slack` are infinite for a download."""
+
+    utterance: Utterance
+    stage: Stage
+    frames: int
+    dry_at: float
+    slack: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One batch of one stage; every Codec row decodes `frames` frames."""
+
+    stage: Stage
+    rows: list[Utterance]
+    frames: int
+
+
+class StageCosts:
+    """Seconds a launch takes, by stage, batch bucket and frames: measured at start, corrected by a running mean."""
+
+    def __init__(self, buckets: Sequence[int], mean_over: int = 16) -> None:
+        self._buckets = tuple(buckets)
+        self._share = 1.0 / mean_over
+        self._seconds: dict[tuple[Stage, int, int], float] = {}
+
+    def bucket(self, rows: int) -> int:
+        """The smallest bucket that holds `rows`."""
+        return next((size for size in self._buckets if size >= rows), self._buckets[-1])
+
+    def record(self, stage: Stage, rows: int, frames: int, seconds: float) -> None:
+        key = (stage, self.bucket(rows), frames)
+        known = self._seconds.get(key)
+        self._seconds[key] = seconds if known is None else known + self._share * (seconds - known)
+
+    def estimate(self, stage: Stage, rows: int, frames: int = 1) -> float:
+        """Seconds of a launch; a combination never measured is scaled from the nearest one known, and nothing known costs nothing."""
+        bucket = self.bucket(rows)
+        known = self._seconds.get((stage, bucket, frames))
+        if known is not None:
+            return known
+        candidates = [(abs(math.log2(b / bucket)) + abs(math.log2(f / frames)), b, f) for s, b, f in self._seconds if s is stage]
+        if not candidates:
+            return 0.0
+        _, b, f = min(candidates)
+        return self._seconds[stage, b, f] * max(1.0, frames / f) * max(1.0, bucket / b)
+
+    def describe(self) -> str:
+        """The measured costs in words, for the log."""
+        parts = [
+            f"{stage.name.lower()} b{rows}{f' x{frames}' if stage is Stage.CODEC else ''} {seconds * 1000:.1f} ms"
+            for (stage, rows, frames), seconds in sorted(self._seconds.items())
+        ]
+        return ", ".join(parts)
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig, costs: StageCosts, sample_rate: int, samples_per_frame: int) -> None:
+        self.config = config
+        self.costs = costs
+        self.frame_s = samples_per_frame / sample_rate
+        self._credit = int(config.credit_s * sample_rate)
+        self.usual_rows = 1.0
+
+    def pick(self, now_s: float, utterances: Iterable[Utterance]) -> Launch | None:
+        """The next launch, or None if nothing is ready or everyone is far enough ahead."""
+        work = [item for item in (self.ready(utterance, now_s) for utterance in utterances) if item is not None]
+        anchor = self._anchor(work)
+        return None if anchor is None else self._launch(anchor, work)
+
+    def wake_in(self, now_s: float, utterances: Iterable[Utterance]) -> float | None:
+        """Seconds until a stream that is ready but far ahead wants work again; None if there is none."""
+        slacks = [item.slack for item in (self.ready(u, now_s) for u in utterances) if item is not None and item.utterance.live]
+        return max(0.0, min(slacks) - self.config.ahead_s) if slacks else None
+
+    def ready(self, utterance: Utterance, now_s: float) -> ReadyWork | None:
+        """What this utterance needs next, if it can be done now."""
+        u = utterance
+        chunk = self.chunk_frames(u, now_s)
+        waits = u.speech_ended or u.stalled
+        if u.undecoded >= chunk or (u.undecoded and waits and not u.predictor_ready):
+            if u.samples_emitted - u.samples_consumed >= self._credit:
+                return None
+            stage, frames = Stage.CODEC, min(chunk, self._chunk_size(u.undecoded))
+        elif u.predictor_ready:
+            stage, frames = Stage.PREDICTOR, 1
+        elif u.talker_ready:
+            stage, frames = Stage.TALKER, 1
+        else:
+            return None
+        if not u.live and u.has_sounded:
+            return ReadyWork(u, stage, frames, math.inf, math.inf)
+        dry_at = u.playback.dry_at(now_s)
+        return ReadyWork(u, stage, frames, dry_at, dry_at - now_s - self._needed_s(u, chunk) - self.config.safety_s)
+
+    def chunk_frames(self, utterance: Utterance, now_s: float) -> int:
+        """Frames of the next codec chunk: the most the listener's buffer leaves time to make, the least when it is short."""
+        if not utterance.has_sounded:
+            return self.config.first_frames
+        sizes = self.config.chunk_frames
+        if not utterance.live:
+            return sizes[-1]
+        buffered_s = utterance.playback.buffered_s(now_s) - self.config.safety_s
+        rows = max(1, round(self.usual_rows))
+        frame_s = self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
+        best = sizes[0]
+        for size in sizes[1:]:
+            missing = max(0, size - utterance.undecoded)
+            # Half the buffer: the other half is for the neighbours' launches and what the estimate gets wrong.
+            if missing * frame_s + self.costs.estimate(Stage.CODEC, rows, size) <= buffered_s / 2:
+                best = size
+        return best
+
+    def _chunk_size(self, frames: int) -> int:
+        """The largest chunk size that `frames` fill; a remainder is decoded in the smallest pieces that exist or as it is."""
+        return max((size for size in self.config.chunk_frames if size <= frames), default=frames)
+
+    def _needed_s(self, u: Utterance, chunk: int) -> float:
+        rows = max(1, round(self.usual_rows))
+        missing = 0 if u.speech_ended else max(0, chunk - u.undecoded)
+        frame_s = self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
+        return missing * frame_s + self.costs.estimate(Stage.CODEC, rows, chunk)
+
+    def _anchor(self, work: list[ReadyWork]) -> ReadyWork | None:
+        late = [item for item in work if item.utterance.has_sounded and item.slack <= 0]
+        if late:
+            return min(late, key=lambda item: item.dry_at)
+        silent = [item for item in work if not item.utterance.has_sounded]
+        if silent:
+            return min(silent, key=lambda item: (item.utterance.arrived_s, -item.stage))
+        near = [item for item in work if item.slack < self.config.ahead_s]
+        if near:
+            return min(near, key=lambda item: item.slack)
+        return next((item for item in work if not item.utterance.live), None)
+
+    def _launch(self, anchor: ReadyWork, work: list[ReadyWork]) -> Launch:
+        """Fill the anchor's launch with rows ready for the same work, in order of need, up to what the anchor can spare."""
+        stage, frames = anchor.stage, anchor.frames
+        others = [item for item in work if item is not anchor and self._joins(item, stage, frames)]
+        others.sort(key=lambda item: (item.utterance.has_sounded, item.slack if item.utterance.has_sounded else item.utterance.arrived_s))
+        rows = [anchor.utterance, *(item.utterance for item in others)][: self._room(anchor)]
+        self.usual_rows += 0.05 * (len(rows) - self.usual_rows)
+        return Launch(stage, rows, frames)
+
+    def _joins(self, item: ReadyWork, stage: Stage, frames: int) -> bool:
+        u = item.utterance
+        if u.has_sounded and item.slack >= self.config.ahead_s and u.live:
+            return False
+        if stage is Stage.CODEC:
+            return item.stage is Stage.CODEC and u.undecoded >= frames
+        return u.predictor_ready if stage is Stage.PREDICTOR else u.talker_ready
+
+    def _room(self, anchor: ReadyWork) -> int:
+        """Rows of the largest bucket that costs the anchor no more than it can spare, and never less than a second row's worth."""
+        alone = self.costs.estimate(anchor.stage, 1, anchor.frames)
+        spare = max(anchor.slack if anchor.utterance.has_sounded else 0.0, 2 * alone)
+        fits = [size for size in self.config.buckets if self.costs.estimate(anchor.stage, size, anchor.frames) - alone <= spare]
+        return max(fits, default=1)

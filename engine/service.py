@@ -1,0 +1,108 @@
+"""The engine process: a ZeroMQ ROUTER in front of EngineLoop. One thread does it all, so nothing here is shared."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import torch
+import zmq
+
+from engine.config import EngineConfig
+from engine.loop import EngineLoop
+from engine.messages import Event, decode_command, encode
+from engine.model.checkpoint import load_checkpoint
+from engine.stages import Stages
+
+log = logging.getLogger(__name__)
+
+# How often an idle engine looks whether its parent still lives.
+WATCH_S = 1.0
+
+
+def serve(endpoint: str, model: Path, config: EngineConfig, threads: int | None, trace: Path | None) -> None:
+    """Load `model`, warm up, bind `endpoint` and serve until SIGTERM, SIGINT or the parent's end. Raises CheckpointError."""
+    config = config if threads is None else replace(config, threads=threads)
+    torch.set_num_threads(config.threads)
+    begin_s = time.monotonic()
+    stages = Stages(load_checkpoint(model), config)
+    stages.warm_up()
+    log.info("%s ready in %.1f s: %s", model, time.monotonic() - begin_s, stages.costs.describe())
+    run(endpoint, stages, config, trace)
+
+
+def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None = None) -> None:
+    """Serve ready-made stages."""
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    # No high-water mark: the credit of each utterance bounds what is in flight. Mandatory: a client that left is an error here, not silence.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.bind(endpoint)
+    service = Service(socket, stages, config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, service.stop)
+    try:
+        service.run()
+    finally:
+        if trace is not None:
+            trace.write_text("".join(json.dumps({**asdict(entry), "stage": entry.stage.name}) + "\n" for entry in service.loop.trace))
+        socket.close(linger=0)
+        context.term()
+        if endpoint.startswith("ipc://"):
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+class Service:
+    def __init__(self, socket: zmq.Socket[bytes], stages: Stages, config: EngineConfig) -> None:
+        self.loop = EngineLoop(stages, config, self._send)
+        self._socket = socket
+        self._gone: set[bytes] = set()
+        self._stopping = False
+        self._parent = os.getppid()
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: end after the launch in hand."""
+        self._stopping = True
+
+    def run(self) -> None:
+        while not self._stopping and os.getppid() == self._parent:
+            self._receive()
+            wait_s = self.loop.turn(time.monotonic())
+            for client in self._gone:
+                self.loop.drop_client(client)
+            self._gone.clear()
+            if wait_s != 0.0:
+                # Rounded up: waking a moment early would only mean another turn for nothing.
+                self._socket.poll(1 + int(min(WATCH_S, WATCH_S if wait_s is None else wait_s) * 1000))
+
+    def _receive(self) -> None:
+        """Take every command that waits."""
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                command = decode_command.decode(frames[-1])
+            except msgspec.DecodeError as error:
+                log.error("undecodable command from a client: %s", error)
+                continue
+            self.loop.handle(frames[0], command, time.monotonic())
+
+    def _send(self, client: bytes, event: Event) -> None:
+        try:
+            self._socket.send_multipart((client, encode(event)), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._gone.add(client)

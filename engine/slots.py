@@ -1,0 +1,93 @@
+"""SlotTable: everything an utterance keeps on the device, pre-allocated, by slot number. Stages read and write it; the host carries slot numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.model.checkpoint import Checkpoint
+from engine.model.codec import CodecState
+from engine.model.talker import KVCache
+from engine.request import Sampling
+
+
+class SlotTable:
+    """One row more than `slots`: the last is the idle slot that pads launches up to their bucket.
+
+    text [S, positions] int64: text token of each Talker step, tts_pad where none was written; steps [S]: Talker steps made;
+    hidden, frame_sum [S, hidden]; token [S]: the frame's codebook-0 token; codes [S, positions, groups]; seen [S, codebook]:
+    codebook-0 tokens drawn so far."""
+
+    def __init__(self, checkpoint: Checkpoint, slots: int, positions: int) -> None:
+        config = checkpoint.config
+        weight = checkpoint.talker.codec_head.weight
+        device, dtype = weight.device, weight.dtype
+        rows, hidden = slots + 1, config.talker.body.hidden
+        self.idle = slots
+        self.positions = positions
+        self.generation = config.generation
+        self._pad = config.tts_pad
+        self._start = checkpoint.talker.model.codec_embedding.weight[config.talker.bos]
+        self.cache = KVCache(config.talker, rows, positions, dtype, device)
+        self.text = torch.full((rows, positions), self._pad, dtype=torch.int64, device=device)
+        self.prompt = [0] * rows
+        self.steps = [0] * rows
+        self.hidden = torch.zeros(rows, hidden, dtype=dtype, device=device)
+        self.frame_sum = torch.zeros(rows, hidden, dtype=dtype, device=device)
+        self.token = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.codes = torch.zeros(rows, positions, config.talker.groups, dtype=torch.int64, device=device)
+        self.seen = torch.zeros(rows, config.predictor.vocab, dtype=torch.bool, device=device)
+        self.may_end = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.temperature = torch.ones(rows, 2, device=device)
+        self.top_k = torch.ones(rows, 2, dtype=torch.int64, device=device)
+        self.top_p = torch.ones(rows, 2, device=device)
+        self.penalty = torch.ones(rows, device=device)
+        self.greedy = torch.ones(rows, 2, dtype=torch.bool, device=device)
+        self.seed = [0] * rows
+        self.codec = [torch.zeros(rows, *shape, dtype=dtype, device=device) for shape in checkpoint.codec.state_shapes]
+        self.codec_frames = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._free = list(range(slots))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """A slot in its zero state."""
+        slot = self._free.pop(0)
+        self.text[slot].fill_(self._pad)
+        self.steps[slot] = 0
+        self.frame_sum[slot] = self._start
+        self.seen[slot] = False
+        self.may_end[slot] = False
+        for part in self.codec:
+            part[slot].zero_()
+        self.codec_frames[slot] = 0
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def set_sampling(self, slot: int, sampling: Sampling, seed: int) -> None:
+        """Column 0 of each parameter is the Talker's, column 1 the Predictor's."""
+        default = self.generation
+
+        def pair(talker: float | None, predictor: float | None, own: float, sub: float) -> tuple[float, float]:
+            return talker if talker is not None else own, predictor if predictor is not None else sub
+
+        s = sampling
+        self.temperature[slot] = torch.tensor(pair(s.temperature, s.predictor_temperature, default.temperature, default.subtalker_temperature))
+        self.top_k[slot] = torch.tensor(pair(s.top_k, s.predictor_top_k, default.top_k, default.subtalker_top_k)).long()
+        self.top_p[slot] = torch.tensor(pair(s.top_p, s.predictor_top_p, default.top_p, default.subtalker_top_p))
+        self.penalty[slot] = s.repetition_penalty if s.repetition_penalty is not None else default.repetition_penalty
+        self.greedy[slot] = torch.tensor((s.greedy or not default.do_sample, s.greedy or not default.subtalker_dosample))
+        self.seed[slot] = seed
+
+    def codec_state(self, rows: Tensor) -> CodecState:
+        """The codec state of a launch's rows, gathered."""
+        return CodecState([part[rows] for part in self.codec], self.codec_frames[rows])
+
+    def keep_codec_state(self, rows: Tensor, state: CodecState) -> None:
+        for part, new in zip(self.codec, state.parts, strict=True):
+            part[rows] = new
+        self.codec_frames[rows] = state.frames
