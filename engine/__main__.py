@@ -1,4 +1,4 @@
-"""`python -m engine`: serve (the engine process) and conform (check a checkpoint against golden fixtures)."""
+"""`python -m engine`: serve (the engine process), conform (check against golden fixtures), bench (what a frame costs here)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the engine process")
     serve.add_argument("--endpoint", required=True, help="ZeroMQ address to bind, such as ipc:///run/vivavoce.sock")
-    serve.add_argument("--model", type=Path, default=EMBEDDED_VOICE, help="checkpoint folder; default: the embedded voice")
+    serve.add_argument(
+        "--model", default=str(EMBEDDED_VOICE), help="checkpoint folder, or a name on the hub such as Qwen/...; default: the embedded voice"
+    )
     serve.add_argument("--profile", choices=sorted(PROFILES), default="latency")
     serve.add_argument("--threads", type=int, help="CPU threads of the model")
     serve.add_argument("--trace", type=Path, help="on exit, write every launch to this file as JSON lines")
     conform = commands.add_parser("conform", help="compare the serving path with golden fixtures")
     conform.add_argument("folder", type=Path, help="a fixture folder: manifest.json, checkpoints/, goldens/")
     conform.add_argument("--case", action="append", default=[], help="run only this case, as CASE or CHECKPOINT/CASE; may be repeated")
+    bench = commands.add_parser("bench", help="what a frame costs on this machine")
+    bench.add_argument("--model", type=Path, default=EMBEDDED_VOICE)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -32,6 +36,11 @@ def main() -> int:
             from engine.conform import run
 
             return 1 if run(arguments.folder, arguments.case) else 0
+        if arguments.command == "bench":
+            from engine.bench import run as run_bench
+
+            run_bench(arguments.model)
+            return 0
         from engine.service import serve as serve_engine
 
         serve_engine(arguments.endpoint, arguments.model, PROFILES[arguments.profile], arguments.threads, arguments.trace)

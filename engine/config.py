@@ -26,6 +26,8 @@ class EngineConfig:
     """A sender silent for this long is taken to pause: what is in hand is spoken."""
     stall_slack_s: float = 0.2
     """A row that waits for text with less slack than this is spoken to its end (design 3.2a)."""
+    trim_onset: bool = True
+    """Drop the silence before an utterance's first sound."""
     credit_s: float = 60.0
     """Audio a client may leave untaken before the codec stops for it."""
     waiting: int = 64

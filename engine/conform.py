@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +22,13 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.loop import EngineLoop, Voice
 from engine.messages import Event, Sampling
-from engine.model.checkpoint import Checkpoint, load_checkpoint
+from engine.model.checkpoint import Checkpoint, load_checkpoint, load_encoders
 from engine.model.codec import CodecDecoder, CodecState
-from engine.model.prompt import build_prefix, embed, whole_text_body
+from engine.model.prompt import CloneVoice, Prefix, Reference, SpeakerVector, build_prefix, embed, whole_text_body
+from engine.model.speaker import mel_spectrogram
 from engine.stages import Stages
 
-TOLERANCE = {"embeddings": 1e-3, "hidden": 1e-3, "logits": 1e-3, "wav": 1e-4}
+TOLERANCE = {"embeddings": 1e-3, "hidden": 1e-3, "logits": 1e-3, "wav": 1e-4, "mel": 1e-4, "speaker": 1e-4}
 KIND = {
     "prompt_embeds": "embeddings",
     "trailing_text_hidden": "embeddings",
@@ -52,9 +53,12 @@ class RowSpec:
 
     input_ids: list[int]
     instruct_ids: list[int]
-    prefix: tuple[Any, ...]
-    body: tuple[Any, ...]
+    prefix: Prefix
+    body: Prefix
     target: list[int]
+    trailing: list[int]
+    reference: Reference | None
+    ref_ids: list[int]
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Recording:
     """What the taps saw of one utterance, one entry a step."""
 
     values: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    body: Prefix = ()
 
     def stack(self, what: str) -> np.ndarray:
         return torch.stack(self.values[what]).float().numpy()
@@ -94,21 +99,34 @@ class Report:
 
 def run(folder: Path, only: list[str]) -> int:
     """Run every case (or those named CASE or CHECKPOINT/CASE) and print a line each; the number of cases that failed."""
+    # As the goldens were made, and quicker for models this small.
+    torch.set_num_threads(1)
     manifest = json.loads((folder / "manifest.json").read_text())
     failed = ran = 0
     for name, entry in manifest["checkpoints"].items():
         cases: dict[str, dict[str, Any]] = dict(entry["cases"])
         if "codec" in entry:
             cases["codec"] = {"file": f"goldens/{name}/codec.npz", "call": {"method": "codec"}}
+        prompts: dict[str, CloneVoice] = {}
+        if "voice_prompts" in entry:
+            cases["voice_prompts"] = {"file": entry["voice_prompts"]["file"], "call": {"method": "voice_prompts"}}
         wanted = {case: meta for case, meta in cases.items() if not only or case in only or f"{name}/{case}" in only}
         if not wanted:
             continue
         checkpoint = load_checkpoint(folder / "checkpoints" / name)
+        if "voice_prompts" in entry:
+            prompts = _clone_voices(checkpoint, entry["voice_prompts"]["items"], np.load(folder / entry["voice_prompts"]["file"]))
         for case, meta in wanted.items():
             ran += 1
             golden = dict(np.load(folder / meta["file"]))
             try:
-                report = check_codec(checkpoint, golden) if meta["call"]["method"] == "codec" else check_case(checkpoint, golden, meta)
+                match meta["call"]["method"]:
+                    case "codec":
+                        report = check_codec(checkpoint, golden)
+                    case "voice_prompts":
+                        report = check_voice_prompts(folder / "checkpoints" / name, golden)
+                    case _:
+                        report = check_case(checkpoint, golden, meta, prompts)
             except EngineError as error:
                 report = Report(failures=[str(error)])
             figures = "  ".join(f"{kind} {error:.1e}" for kind, error in report.errors.items())
@@ -123,12 +141,9 @@ def run(folder: Path, only: list[str]) -> int:
     return failed
 
 
-def check_case(checkpoint: Checkpoint, golden: dict[str, np.ndarray], meta: dict[str, Any]) -> Report:
+def check_case(checkpoint: Checkpoint, golden: dict[str, np.ndarray], meta: dict[str, Any], prompts: dict[str, CloneVoice]) -> Report:
     """One generation case: its rows alone and together, then all of it again among neighbours in batches of three."""
-    call = meta["call"]
-    if call["method"] == "voice_clone":
-        raise EngineError("voice_clone cases (Base checkpoints) are not supported by this engine yet")
-    specs = _rows(checkpoint, call)
+    specs = _rows(checkpoint, meta["call"], prompts)
     kwargs = meta["generate_kwargs"]
     sampling = Sampling(
         greedy=not kwargs["do_sample"],
@@ -148,7 +163,7 @@ def check_case(checkpoint: Checkpoint, golden: dict[str, np.ndarray], meta: dict
     return report
 
 
-def _rows(checkpoint: Checkpoint, call: dict[str, Any]) -> list[RowSpec]:
+def _rows(checkpoint: Checkpoint, call: dict[str, Any], prompts: dict[str, CloneVoice]) -> list[RowSpec]:
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
     texts = call["text"] if isinstance(call["text"], list) else [call["text"]]
 
@@ -156,15 +171,24 @@ def _rows(checkpoint: Checkpoint, call: dict[str, Any]) -> list[RowSpec]:
         value = call.get(name, default)
         return list(value) if isinstance(value, list) else [value] * len(texts)
 
+    voices = [prompts[name] for name in call["prompts"]] if "prompts" in call else of("speaker", None)
+    whole = call["non_streaming_mode"]
     specs = []
-    for text, voice, language, instruct in zip(texts, of("speaker", None), of("language", "auto"), of("instruct", ""), strict=True):
+    for text, voice, language, instruct in zip(texts, voices, of("language", "auto"), of("instruct", ""), strict=True):
         head, target = tokenizer.target(text)
         tail = [config.im_end, *tokenizer.newline, config.im_start, *tokenizer.assistant]
         instructions = instruct or ""
-        prefix = build_prefix(config, tokenizer, voice=voice, language=language or "auto", instructions=instructions, head=head)
-        body = whole_text_body(config, target) if call["non_streaming_mode"] else ()
-        speaks_instructions = instructions and config.takes_instructions
-        specs.append(RowSpec([*head, *target, *tail], tokenizer.instruction(instructions) if speaks_instructions else [], prefix, body, target))
+        prefix = build_prefix(config, tokenizer, voice=voice, language=language or "auto", instructions=instructions, head=head, whole_text=whole)
+        reference = voice.reference if isinstance(voice, CloneVoice) else None
+        body = whole_text_body(config, target, reference) if whole else ()
+        trailing, ref_ids = [*target[1:], config.tts_eos], []
+        if reference is not None:
+            trailing = [*reference.text, *target, config.tts_eos][len(reference.frames) + 1 :]
+            ref_ids = [*head, *reference.text, config.im_end, *tokenizer.newline]
+        if whole or not trailing:
+            trailing = [config.tts_pad]
+        instruct_ids = tokenizer.instruction(instructions) if instructions and config.takes_instructions else []
+        specs.append(RowSpec([*head, *target, *tail], instruct_ids, prefix, body, target, trailing, reference, ref_ids))
     return specs
 
 
@@ -202,7 +226,7 @@ def _generate(
     stages.talker_stage.force = stages.predictor_stage.force = force
     stages.talker_stage.tap = stages.predictor_stage.tap = stages.codec_stage.tap = tap
     now_s = 0.0
-    voices: list[tuple[Voice, list[int]]] = []
+    voices: list[tuple[Voice, list[int], bool]] = []
 
     def turn() -> None:
         nonlocal now_s
@@ -210,15 +234,20 @@ def _generate(
         loop.turn(now_s)
 
     def open_row(number: int, spec: RowSpec, own: bool) -> None:
-        voice = loop.open_tokens(number, spec.prefix, spec.body, sampling, steps, now_s)
+        left = list(spec.target)
+        begin: list[int] = []
+        if spec.reference is not None and not spec.body:
+            begin, left = left[: spec.reference.uncovered], left[spec.reference.uncovered :]
+        last = spec.reference is not None and len(begin) < spec.reference.uncovered and not spec.body
+        voice = loop.open_tokens(number, spec.prefix, spec.body, sampling, steps, now_s, reference=spec.reference, text=begin, last=last)
         if own:
-            recordings[voice.utterance.slot] = Recording()
-        voices.append((voice, list(spec.target)))
+            recordings[voice.utterance.slot] = Recording(body=voice.body)
+        voices.append((voice, left, bool(spec.body)))
 
     def feed() -> None:
         """One token for each row that still has text: the next may come only after the Talker has had time to want it."""
-        for voice, left in voices:
-            if voice.body:
+        for voice, left, whole in voices:
+            if whole:
                 if not voice.utterance.text_closed:
                     # The whole text stands in the prompt, and padding follows by itself.
                     voice.utterance.text_closed = True
@@ -233,7 +262,7 @@ def _generate(
             turn()
         for number, spec in enumerate(specs):
             open_row(number, spec, own=True)
-        own += [voice.utterance.slot for voice, _ in voices[-len(specs) :]]
+        own += [voice.utterance.slot for voice, _, _ in voices[-len(specs) :]]
         turns = 0
         while not loop.idle:
             feed()
@@ -249,20 +278,12 @@ def _generate(
 @contextmanager
 def _layer_hooks(checkpoint: Checkpoint, layers: dict[str, list[Tensor]]) -> Iterator[None]:
     """Record the input of every layer and the final norm's output while active."""
-    handles = []
-
-    def listen(kind: str, module: nn.Module, which: Callable[[Any, Any], Tensor]) -> None:
-        handles.append(module.register_forward_hook(lambda _, args, out: layers[kind].append(which(args, out).clone())))
-
-    for kind, body in (("talker", checkpoint.talker.model), ("predictor", checkpoint.predictor.model)):
-        for layer in body.layers:
-            listen(kind, layer, lambda args, out: args[0])
-        listen(kind, body.norm, lambda args, out: out)
+    checkpoint.talker.watch = lambda x: layers["talker"].append(x.clone())
+    checkpoint.predictor.watch = lambda x: layers["predictor"].append(x.clone())
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        checkpoint.talker.watch = checkpoint.predictor.watch = None
 
 
 def _compare(
@@ -283,12 +304,13 @@ def _compare(
         report.same(at + "input_ids", np.array(spec.input_ids), golden["input_ids"][row][: golden["input_ids_len"][row]])
         if "instruct_ids" in golden and config.takes_instructions:
             report.same(at + "instruct_ids", np.array(spec.instruct_ids, dtype=int), golden["instruct_ids"][row][: golden["instruct_ids_len"][row]])
-        prompt = torch.cat((embed(talker, (*spec.prefix, *spec.body)), recording.values["input"][0][None]))
+        if spec.reference is not None:
+            report.same(at + "ref_ids", np.array(spec.ref_ids), golden["ref_ids"][row][: golden["ref_ids_len"][row]])
+        prompt = torch.cat((embed(talker, checkpoint.predictor, (*spec.prefix, *recording.body)), recording.values["input"][0][None]))
         rows = int(golden["attention_mask"][row].sum())
         report.close(at + "prompt_embeds", prompt.numpy(), golden["prompt_embeds"][row, longest - rows :], "embeddings")
-        trailing = [config.tts_pad] if spec.body else [*spec.target[1:], config.tts_eos]
         found = golden["trailing_text_hidden"][row]
-        padded = talker.text(torch.tensor(trailing + [config.tts_pad] * (len(found) - len(trailing))))
+        padded = talker.text(torch.tensor(spec.trailing + [config.tts_pad] * (len(found) - len(spec.trailing))))
         report.close(at + "trailing_text_hidden", padded.numpy(), found, "embeddings")
 
         eos = meta["eos_at"][row]
@@ -300,7 +322,8 @@ def _compare(
         if len(tokens) < steps:
             continue
         codes = torch.stack(recording.values["codes"]).numpy()[:frames]
-        report.same(at + "codes", codes, golden["codes"][row, :frames])
+        heard = len(spec.reference.frames) if spec.reference is not None else 0
+        report.same(at + "codes", codes, golden["codes"][row, heard : heard + frames])
         logits = recording.stack("logits")[:steps]
         for name in ("talker_logits", "talker_logits_head"):
             if name in golden:
@@ -320,8 +343,9 @@ def _compare(
                 continue
             report.close(at + name, mine, golden[name][row, :count], KIND[name])
         wav = torch.cat(recording.values["wav"]).float().numpy()
-        found = golden[f"wav_{row}"]
-        report.close(at + "wav", wav[: len(found)], found, "wav")
+        # Compared before the official cut, which may fall one sample short of the frame (reference, section 10).
+        found = golden[f"wav_before_cut_{row}"][heard * config.codec.samples_per_frame :] if heard else golden[f"wav_{row}"]
+        report.close(at + f"wav_{row}", wav[: len(found)], found, "wav")
     if layers is not None and meta["call"].get("layers"):
         _compare_layers(checkpoint, report, golden, layers)
 
@@ -335,6 +359,32 @@ def _compare_layers(checkpoint: Checkpoint, report: Report, golden: dict[str, np
     name = "predictor_prefill_layer_hidden_frame0"
     wanted, count = golden[name][:, 0], golden[name].shape[0]
     report.close(name, np.stack([part.numpy() for part in layers["predictor"][:count]]), wanted, KIND[name])
+
+
+def _clone_voices(checkpoint: Checkpoint, items: dict[str, dict[str, Any]], golden: dict[str, np.ndarray]) -> dict[str, CloneVoice]:
+    """The cases' voices, of the golden vectors and codes."""
+    voices = {}
+    for name, item in items.items():
+        reference = None
+        if not item["x_vector_only"]:
+            text = checkpoint.tokenizer.target(item["ref_text"])[1]
+            reference = Reference(tuple(text), tuple(tuple(frame) for frame in golden[f"{name}_codes"].tolist()))
+        voices[name] = CloneVoice(SpeakerVector(name, torch.from_numpy(golden[f"{name}_speaker_embedding"])), reference)
+    return voices
+
+
+def check_voice_prompts(checkpoint: Path, golden: dict[str, np.ndarray]) -> Report:
+    """What a clip becomes: mel, speaker vector, codes."""
+    report = Report()
+    speaker, encoder = load_encoders(checkpoint)
+    for name in (array.removesuffix("_mel") for array in golden if array.endswith("_mel")):
+        samples = torch.from_numpy(golden[f"{name}_pcm_int16"].astype(np.float32) / 32767)
+        with torch.inference_mode():
+            mel = mel_spectrogram(samples, speaker.config.sample_rate, speaker.config.mels)
+            report.close(f"{name}_mel", mel.numpy(), golden[f"{name}_mel"], "mel")
+            report.close(f"{name}_speaker_embedding", speaker(mel).numpy(), golden[f"{name}_speaker_embedding"], "speaker")
+            report.same(f"{name}_codes", encoder(samples).numpy(), golden[f"{name}_codes"])
+    return report
 
 
 def check_codec(checkpoint: Checkpoint, golden: dict[str, np.ndarray]) -> Report:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, RequestRefused, UtteranceFailed
+from engine.guard import SPARE_S, Guard, longest_s
 from engine.messages import (
     Append,
     AudioChunk,
@@ -29,8 +34,9 @@ from engine.messages import (
     Started,
     Welcome,
 )
-from engine.model.prompt import Prefix, build_prefix
+from engine.model.prompt import CloneVoice, Prefix, Reference, build_prefix, reference_rows
 from engine.model.text import TOKENS_PER_SECOND, LiveText
+from engine.onset import OnsetTrim
 from engine.playback import PlaybackClock
 from engine.request import Utterance
 from engine.scheduler import Launch, Scheduler, Stage
@@ -38,6 +44,7 @@ from engine.stages import Stages
 
 log = logging.getLogger(__name__)
 
+Samples = NDArray[np.int16]
 Emit = Callable[[bytes, Event], None]
 # A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
 STUMBLE_S = 0.12
@@ -66,6 +73,10 @@ class Voice:
     seed: int
     tokens: list[int]
     body: Prefix = ()
+    reference: Reference | None = None
+    onset: OnsetTrim | None = None
+    guard: Guard | None = None
+    longest_s: float = 0.0
 
 
 class EngineLoop:
@@ -90,7 +101,7 @@ class EngineLoop:
     def handle(self, client: bytes, command: Command, now_s: float) -> None:
         """Obey one command. What cannot be obeyed is answered with `Failed`; commands for utterances that have ended do nothing."""
         if isinstance(command, Hello):
-            self._emit(client, Welcome(self.epoch, self.info))
+            self._emit(client, Welcome(self.epoch, self.stages.info))
             return
         if command.epoch != self.epoch:
             if isinstance(command, Open):
@@ -116,6 +127,7 @@ class EngineLoop:
                     )
                 else:
                     voice.text.append(text, now_s)
+                    voice.longest_s += longest_s(text)
                     self._feed(voice)
             case Finish():
                 voice.text.finish()
@@ -150,11 +162,28 @@ class EngineLoop:
         for key in [key for key in (*self._active, *self._waiting) if key[0] == client]:
             self._forget(key)
 
-    def open_tokens(self, number: int, prefix: Prefix, body: Prefix, sampling: Sampling, max_frames: int, now_s: float) -> Voice:
-        """In-process opening by token ids, for `conform`: the text follows through `feed_tokens`."""
+    def open_tokens(
+        self,
+        number: int,
+        prefix: Prefix,
+        body: Prefix,
+        sampling: Sampling,
+        max_frames: int,
+        now_s: float,
+        *,
+        reference: Reference | None = None,
+        text: Sequence[int] = (),
+        last: bool = False,
+    ) -> Voice:
+        """In-process opening by token ids, for `conform`: `text` is in hand, `last` says whole, and more follows through `feed_tokens`."""
         request = SpeechRequest(live=False, pace="file", sampling=sampling)
         utterance = Utterance(b"", number, request, PlaybackClock(self.info.sample_rate), max_frames, now_s)
-        voice = Voice(utterance, LiveText(self.stages.checkpoint.tokenizer, live=False, rate=None), prefix, 0, [], body)
+        voice = Voice(utterance, LiveText(self.stages.checkpoint.tokenizer, live=False, rate=None), prefix, 0, [], body, reference)
+        if not body:
+            self._begin_reference(voice)
+        voice.tokens += text
+        if last:
+            voice.text.finish()
         self._active[b"", number] = voice
         self._take_slot(voice, may_end=True)
         return voice
@@ -182,16 +211,22 @@ class EngineLoop:
     def _voice(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> Voice:
         checkpoint = self.stages.checkpoint
         _check(request)
-        prefix = build_prefix(
-            checkpoint.config, checkpoint.tokenizer, voice=request.voice, language=request.language, instructions=request.instructions
-        )
-        room = self.config.positions - len(prefix)
+        named = self.stages.voice(request.voice)
+        reference = named.reference if isinstance(named, CloneVoice) else None
+        prefix = build_prefix(checkpoint.config, checkpoint.tokenizer, voice=named, language=request.language, instructions=request.instructions)
+        prompt = len(prefix) + (reference.uncovered if reference is not None else 0)
+        room = self.config.positions - prompt
         if room < 100:
-            raise RequestRefused(f"instructions: {len(prefix)} prompt positions leave no room for speech in {self.config.positions}; shorten them")
+            what, remedy = ("instructions", "shorten them") if reference is None else ("voice", "make it anew from a shorter clip")
+            raise RequestRefused(f"{what}: {prompt} prompt positions leave no room for speech in {self.config.positions}; {remedy}")
         cap = min(room, checkpoint.config.generation.max_new_tokens - 1, request.max_frames or room)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         utterance = Utterance(key[0], key[1], request, PlaybackClock(self.info.sample_rate), cap, now_s)
-        return Voice(utterance, LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate), prefix, seed, [])
+        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=prompt - len(prefix))
+        onset = OnsetTrim(self.info.sample_rate) if self.config.trim_onset else None
+        voice = Voice(utterance, text, prefix, seed, [], reference=reference, onset=onset, guard=Guard(self.info.sample_rate, self.scheduler.frame_s))
+        self._begin_reference(voice)
+        return voice
 
     def _feed(self, voice: Voice) -> None:
         """Move tokens that have become safe towards the slot; a text that turns out to hold nothing to say is done."""
@@ -211,6 +246,11 @@ class EngineLoop:
             fresh.append(self.stages.checkpoint.config.tts_eos)
             u.text_closed = True
             self.stages.allow_end(u.slot)
+            if voice.guard is not None:
+                # A row eats one token a frame, so even text that is quickly said takes as many frames as it has tokens.
+                said = math.ceil((voice.longest_s + SPARE_S) / self.scheduler.frame_s) + u.text_issued + len(fresh)
+                if said < u.max_frames:
+                    u.max_frames, u.cap_reason = said, "runaway"
         if fresh:
             self.stages.write_text(u.slot, u.text_issued, fresh)
             u.text_issued += len(fresh)
@@ -228,8 +268,29 @@ class EngineLoop:
 
     def _take_slot(self, voice: Voice, *, may_end: bool) -> None:
         u = voice.utterance
-        u.slot, u.prompt_rows = self.stages.open(voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body)
+        if voice.reference is not None and not voice.body:
+            self._put_reference(voice, voice.reference)
+        u.slot, u.prompt_rows = self.stages.open(
+            voice.prefix, u.request.sampling, voice.seed, may_end=may_end or u.text_closed, body=voice.body, reference=voice.reference
+        )
         self._write(voice, voice.text.finished)
+
+    def _begin_reference(self, voice: Voice) -> None:
+        """What a reference says beyond its frames stands in the text, before what is to be spoken."""
+        if voice.reference is not None:
+            voice.tokens += voice.reference.text[voice.reference.covered :]
+            voice.utterance.text_until += [0] * len(voice.tokens)
+
+    def _put_reference(self, voice: Voice, reference: Reference) -> None:
+        """Text tokens under the rest of the reference move into the prompt. A text that ends there is closed, and padding follows."""
+        u, count = voice.utterance, reference.uncovered
+        if voice.text.finished and len(voice.tokens) < count:
+            voice.tokens.append(self.stages.checkpoint.config.tts_eos)
+            u.text_closed = True
+        voice.body = reference_rows(self.stages.checkpoint.config, reference, voice.tokens[:count], reference.covered, len(reference.frames))
+        del voice.tokens[:count]
+        # The last of them stays: what the first step makes has heard it.
+        del u.text_until[: min(count, max(0, len(u.text_until) - 1))]
 
     def _close_stalled(self, now_s: float) -> None:
         """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
@@ -259,37 +320,67 @@ class EngineLoop:
         slots = [u.slot for u in rows]
         silent = sum(not u.has_sounded for u in rows)
         starts_s = self._clock()
+        voices = [self._active[u.client, u.number] for u in rows]
         match launch.stage:
             case Stage.TALKER:
-                for u, token in zip(rows, self.stages.talker(slots), strict=True):
-                    if token is None:
-                        u.speech_ended = True
-                    else:
-                        u.frames_issued += 1
+                self._retire_talker(voices, self.stages.talker(slots))
             case Stage.PREDICTOR:
                 self.stages.predictor(slots)
                 for u in rows:
                     u.frames_done += 1
-                    if u.frames_done >= u.max_frames:
-                        u.speech_ended, u.reason = True, "length"
+                    if u.frames_done >= u.max_frames and not u.speech_ended:
+                        u.speech_ended, u.reason = True, u.cap_reason
             case Stage.CODEC:
-                chunks = self.stages.codec(slots, [u.frames_decoded for u in rows], launch.frames)
-                now_s = self._clock()
-                for u, pcm in zip(rows, chunks, strict=True):
-                    u.frames_decoded += launch.frames
-                    self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, pcm))
-                    u.samples_emitted += len(pcm) // 2
-                    u.playback.emit(len(pcm) // 2, now_s)
+                self._retire_codec(voices, self.stages.codec(slots, [u.frames_decoded for u in rows], launch.frames), launch.frames)
         ends_s = self._clock()
         self.stages.costs.record(launch.stage, len(rows), launch.frames, ends_s - starts_s)
         self.trace.append(TraceEntry(starts_s, ends_s, launch.stage, tuple(u.number for u in rows), launch.frames, silent))
         for u in rows:
-            if u.complete:
+            if u.complete and (u.client, u.number) in self._active:
                 self._end((u.client, u.number), u.reason)
+
+    def _retire_talker(self, voices: list[Voice], tokens: list[int | None]) -> None:
+        for voice, token in zip(voices, tokens, strict=True):
+            u = voice.utterance
+            if token is None:
+                u.speech_ended = True
+            elif token < 0:
+                self._fail((u.client, u.number), UtteranceFailed("the Talker computed something that is not a number; try again"))
+            else:
+                u.frames_issued += 1
+                if voice.guard is not None:
+                    voice.guard.see(token)
+                    self._heed(voice)
+
+    def _retire_codec(self, voices: list[Voice], chunks: list[Samples | None], frames: int) -> None:
+        for voice, samples in zip(voices, chunks, strict=True):
+            u = voice.utterance
+            u.frames_decoded += frames
+            if samples is None:
+                self._fail((u.client, u.number), UtteranceFailed("the codec computed something that is not a number; try again"))
+                continue
+            if voice.guard is not None:
+                voice.guard.hear(samples)
+                self._heed(voice)
+            if voice.onset is not None:
+                samples = voice.onset.push(samples)
+                if u.complete:
+                    samples = np.concatenate((samples, voice.onset.flush()))
+            if len(samples):
+                self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, samples.tobytes()))
+                u.samples_emitted += len(samples)
+                u.playback.emit(len(samples), self._clock())
+
+    def _heed(self, voice: Voice) -> None:
+        """End speech that has gone wrong; the frames made so far are still spoken."""
+        u = voice.utterance
+        if voice.guard is not None and voice.guard.verdict is not None and not u.speech_ended:
+            u.speech_ended, u.reason = True, voice.guard.verdict
+            log.warning("utterance %d ended by its guard: %s after %d frames", u.number, u.reason, u.frames_issued)
 
     def _end(self, key: tuple[bytes, int], reason: str) -> None:
         voice = self._forget(key)
-        until = voice.text.spoken_chars if reason == "idle" else voice.text.received
+        until = voice.text.received if reason in ("end", "cancelled") else min(voice.text.spoken_chars, voice.utterance.chars_eaten)
         self._emit(key[0], Done(self.epoch, key[1], reason, voice.utterance.samples_emitted, until))
 
     def _fail(self, key: tuple[bytes, int], error: EngineError) -> None:

@@ -34,6 +34,8 @@ class Utterance:
     speech_ended: bool = False
     """End of speech was drawn, or the frame cap reached."""
     reason: str = "end"
+    cap_reason: str = "length"
+    """Why speech ends where it reaches `max_frames`."""
     text_until: list[int] = field(default_factory=list)
     """Characters eaten up to each text token."""
 

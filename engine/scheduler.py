@@ -16,6 +16,9 @@ from enum import IntEnum
 from engine.config import EngineConfig
 from engine.request import Utterance
 
+# Share of a frame's duration its making may take for a chunk size to count as sustained; the rest absorbs jitter.
+SUSTAINED = 0.8
+
 
 class Stage(IntEnum):
     """The three kinds of work; a larger one is nearer to sound."""
@@ -90,9 +93,11 @@ class Scheduler:
         self.frame_s = samples_per_frame / sample_rate
         self._credit = int(config.credit_s * sample_rate)
         self.usual_rows = 1.0
+        self._least = config.chunk_frames[0]
 
     def pick(self, now_s: float, utterances: Iterable[Utterance]) -> Launch | None:
         """The next launch, or None if nothing is ready or everyone is far enough ahead."""
+        self._least = self.least_chunk()
         work = [item for item in (self.ready(utterance, now_s) for utterance in utterances) if item is not None]
         anchor = self._anchor(work)
         return None if anchor is None else self._launch(anchor, work)
@@ -122,11 +127,19 @@ class Scheduler:
         dry_at = u.playback.dry_at(now_s)
         return ReadyWork(u, stage, frames, dry_at, dry_at - now_s - self._needed_s(u, chunk) - self.config.safety_s)
 
+    def least_chunk(self) -> int:
+        """The smallest chunk that is played no faster than the next can be made: on a slow device a codec launch of one frame
+        costs more than the frame lasts, and a stream served so would fall behind for good."""
+        rows = max(1, round(self.usual_rows))
+        frame_s = self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
+        sizes = self.config.chunk_frames
+        return next((n for n in sizes if frame_s + self.costs.estimate(Stage.CODEC, rows, n) / n <= SUSTAINED * self.frame_s), sizes[-1])
+
     def chunk_frames(self, utterance: Utterance, now_s: float) -> int:
         """Frames of the next codec chunk: the most the listener's buffer leaves time to make, the least when it is short."""
         if not utterance.has_sounded:
-            return self.config.first_frames
-        sizes = self.config.chunk_frames
+            return max(self.config.first_frames, self._least)
+        sizes = [size for size in self.config.chunk_frames if size >= self._least]
         if not utterance.live:
             return sizes[-1]
         buffered_s = utterance.playback.buffered_s(now_s) - self.config.safety_s

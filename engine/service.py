@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.messages import Event, decode_command, encode
 from engine.model.checkpoint import load_checkpoint
+from engine.model.hub import resolve_model
 from engine.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,13 @@ log = logging.getLogger(__name__)
 WATCH_S = 1.0
 
 
-def serve(endpoint: str, model: Path, config: EngineConfig, threads: int | None, trace: Path | None) -> None:
-    """Load `model`, warm up, bind `endpoint` and serve until SIGTERM, SIGINT or the parent's end. Raises CheckpointError."""
+def serve(endpoint: str, model: str | Path, config: EngineConfig, threads: int | None, trace: Path | None) -> None:
+    """Load `model` (a folder, or a name on the hub), warm up, bind `endpoint` and serve until SIGTERM, SIGINT or the parent's end.
+    Raises CheckpointError."""
     config = config if threads is None else replace(config, threads=threads)
     torch.set_num_threads(config.threads)
     begin_s = time.monotonic()
-    stages = Stages(load_checkpoint(model), config)
+    stages = Stages(load_checkpoint(resolve_model(model)), config)
     stages.warm_up()
     log.info("%s ready in %.1f s: %s", model, time.monotonic() - begin_s, stages.costs.describe())
     run(endpoint, stages, config, trace)

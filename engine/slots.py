@@ -65,6 +65,13 @@ class SlotTable:
         self.codec_frames[slot] = 0
         return slot
 
+    def begin_after(self, slot: int, frame_sum: Tensor, state: CodecState) -> None:
+        """Speech goes on from a reference: the summed embeddings [hidden] of its last frame, and the codec's state of one row."""
+        self.frame_sum[slot] = frame_sum
+        for part, new in zip(self.codec, state.parts, strict=True):
+            part[slot] = new[0]
+        self.codec_frames[slot] = state.frames[0]
+
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
 

@@ -42,14 +42,14 @@ class WavStages(Stages):
     def predictor(self, rows: list[int]) -> None:
         pass
 
-    def codec(self, rows: list[int], first: list[int], frames: int) -> list[bytes]:
+    def codec(self, rows: list[int], first: list[int], frames: int) -> list[np.ndarray | None]:
         time.sleep(self.frame_cost_s * frames)
-        out = []
+        out: list[np.ndarray | None] = []
         for start in first:
             pcm = np.zeros(frames * self.per_frame, np.int16)
             part = self.samples[start * self.per_frame : (start + frames) * self.per_frame]
             pcm[: len(part)] = part
-            out.append(pcm.tobytes())
+            out.append(pcm)
         return out
 
 

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 from engine.model.codec import CodecDecoder
-from engine.model.config import ModelConfig, load_config, read_json
+from engine.model.config import ModelConfig, load_config, load_encoder_configs, read_json
+from engine.model.encoder import CodecEncoder
 from engine.model.layers import fuse
 from engine.model.predictor import CodePredictor
+from engine.model.speaker import SpeakerEncoder
 from engine.model.talker import Talker
 from engine.model.text import Tokenizer
 
@@ -27,7 +29,7 @@ CODEC_DECODER = "decoder."
 CODEC_ENCODER = "encoder."
 
 
-@dataclass
+@dataclass(repr=False)
 class Checkpoint:
     """Everything the engine computes with, on one device."""
 
@@ -104,7 +106,28 @@ def load_checkpoint(folder: Path, *, dtype: torch.dtype = torch.float32, device:
         module.requires_grad_(False)
         module.eval()
         fuse(module)
-    return Checkpoint(folder.resolve().name, config, Tokenizer(folder, config), talker, predictor, codec)
+    return Checkpoint(checkpoint_name(folder), config, Tokenizer(folder, config), talker, predictor, codec)
+
+
+def checkpoint_name(folder: Path) -> str:
+    """What to call a checkpoint: its folder's name, or the model's where the folder is a snapshot in the hub's cache."""
+    folder = folder.resolve()
+    return folder.parents[1].name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
+
+
+def load_encoders(folder: Path) -> tuple[SpeakerEncoder, CodecEncoder]:
+    """The parts of a Base checkpoint that only making a clone voice needs. Raises CheckpointError."""
+    speaker_config, codec_config = load_encoder_configs(folder)
+    with torch.device("meta"):
+        speaker, codec = SpeakerEncoder(speaker_config), CodecEncoder(codec_config)
+    cpu = torch.device("cpu")
+    TensorFiles(folder).load({SPEAKER_ENCODER: speaker}, (TALKER,), torch.float32, cpu)
+    TensorFiles(folder / "speech_tokenizer").load({CODEC_ENCODER: codec}, (CODEC_DECODER,), torch.float32, cpu)
+    for module in (speaker, codec):
+        module.requires_grad_(False)
+        module.eval()
+        fuse(module)
+    return speaker, codec
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.codec import CodecKernel
+from engine.kernels.native import loaded
 from engine.model.config import CodecConfig
 from engine.model.layers import MLP, Attention, Norm, rope
 
@@ -281,9 +283,20 @@ class CodecDecoder(nn.Module):
         last = width >> len(config.upsample_rates)
         self.decoder = nn.ModuleList([*blocks, Snake(last), CausalConv(layout, last, 1, KERNEL)])
         self.state_shapes = layout.shapes
+        self.kernel: CodecKernel | None = None
+
+    def prepare(self) -> None:
+        """Build the kernel where there is one."""
+        lib = loaded(self.quantizer.tables)
+        self.kernel = CodecKernel(lib, self) if lib else None
 
     def forward(self, codes: Tensor, state: CodecState) -> Tensor:
         """Codes [B, n, groups] of the next n frames -> samples [B, n * samples_per_frame] in [-1, 1]; `state` is replaced by its successor."""
+        if self.kernel is not None:
+            # Copies: the kernel works in place.
+            state.parts = [part.clone(memory_format=torch.contiguous_format) for part in state.parts]
+            state.frames = state.frames.clone()
+            return self.kernel.decode(codes, list(range(codes.shape[0])), state.parts, state.frames)
         x = self.pre_conv(self.quantizer(codes).transpose(1, 2), state)
         x = self.pre_transformer(x.transpose(1, 2), state).transpose(1, 2)
         for pair in self.upsample:

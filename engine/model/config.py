@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,39 @@ class CodecConfig:
 
 
 @dataclass(frozen=True)
+class SpeakerEncoderConfig:
+    """`channels`, `kernels` and `dilations` have one entry a layer: the first, the blocks, the last."""
+
+    mels: int
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    dilations: tuple[int, ...]
+    attention: int
+    scale: int
+    squeezed: int
+    width: int
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class CodecEncoderConfig:
+    """`groups` of the `quantizers` are kept; the first `semantic` of them have a projection of their own."""
+
+    body: TransformerConfig
+    filters: int
+    kernel: int
+    residual_kernel: int
+    last_kernel: int
+    compress: int
+    ratios: tuple[int, ...]
+    codebook_size: int
+    codebook_dim: int
+    quantizers: int
+    semantic: int
+    groups: int
+
+
+@dataclass(frozen=True)
 class GenerationDefaults:
     """generation_config.json, with the official hard defaults where the file or a field is missing."""
 
@@ -103,6 +136,11 @@ class ModelConfig:
     predictor: PredictorConfig
     codec: CodecConfig
     generation: GenerationDefaults
+
+    @property
+    def clones_voices(self) -> bool:
+        """Whether voices come from stored clips: Base has none of its own, unless fine-tuning gave it some."""
+        return self.type == "base" and not self.talker.speakers
 
     @property
     def takes_instructions(self) -> bool:
@@ -243,4 +281,39 @@ def load_config(folder: Path) -> ModelConfig:
             sample_rate=speech.integer("output_sample_rate", 24000),
         ),
         generation=GenerationDefaults(**{name: value for name, value in generation.items() if name in known and value is not None}),
+    )
+
+
+def load_encoder_configs(folder: Path) -> tuple[SpeakerEncoderConfig, CodecEncoderConfig]:
+    """What a Base checkpoint says about its speaker encoder and its codec's encoder; the released files leave much to class defaults."""
+    top = _Fields(str(folder / "config.json"), read_json(folder / "config.json"))
+    speaker = top.of("speaker_encoder_config")
+    speech = _Fields(str(folder / "speech_tokenizer" / "config.json"), read_json(folder / "speech_tokenizer" / "config.json"))
+    encoder = speech.of("encoder_config")
+    return (
+        SpeakerEncoderConfig(
+            mels=speaker.integer("mel_dim", 128),
+            channels=speaker.integers("enc_channels", (512, 512, 512, 512, 1536)),
+            kernels=speaker.integers("enc_kernel_sizes", (5, 3, 3, 3, 1)),
+            dilations=speaker.integers("enc_dilations", (1, 2, 3, 4, 1)),
+            attention=speaker.integer("enc_attention_channels", 128),
+            scale=speaker.integer("enc_res2net_scale", 8),
+            squeezed=speaker.integer("enc_se_channels", 128),
+            width=speaker.integer("enc_dim"),
+            sample_rate=speaker.integer("sample_rate", 24000),
+        ),
+        CodecEncoderConfig(
+            body=replace(encoder.body(), eps=encoder.number("norm_eps", 1e-5)),
+            filters=encoder.integer("num_filters", 64),
+            kernel=encoder.integer("kernel_size", 7),
+            residual_kernel=encoder.integer("residual_kernel_size", 3),
+            last_kernel=encoder.integer("last_kernel_size", 3),
+            compress=encoder.integer("compress", 2),
+            ratios=encoder.integers("upsampling_ratios", (8, 6, 5, 4)),
+            codebook_size=encoder.integer("codebook_size", 2048),
+            codebook_dim=encoder.integer("codebook_dim", 256),
+            quantizers=encoder.integer("num_quantizers", 32),
+            semantic=encoder.integer("num_semantic_quantizers", 1),
+            groups=speech.integer("encoder_valid_num_quantizers", 16),
+        ),
     )

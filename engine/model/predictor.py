@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.native import FrameKernel, StackKernel, loaded
 from engine.model.config import PredictorConfig
 from engine.model.layers import Attend, Layer, Norm, rope
 
@@ -38,14 +39,26 @@ class CodePredictor(nn.Module):
         self.sin: Tensor
         self.keys: Tensor
         self.values: Tensor
+        self.kernel: StackKernel | None = None
+        self.frame_kernel: FrameKernel | None = None
+        self.watch: Callable[[Tensor], None] | None = None
+        """Sees the input of each layer and the final hidden states of every step: conform listens here."""
 
     def prepare(self, rows: int) -> None:
-        """Rotary tables and the scratch cache [layers, rows, kv_heads, groups, head_dim] of one launch; a frame's cache never outlives it."""
+        """Rotary tables, the scratch cache [layers, rows, kv_heads, groups, head_dim] of one launch (a frame's cache never outlives
+        it), and the kernels where there are any."""
         body, weight = self.config.body, self.model.norm.weight
         self.cos, self.sin = rope(torch.arange(self.config.groups, device=weight.device), body.head_dim, body.rope_theta, weight.dtype)
         shape = (body.layers, rows, body.kv_heads, self.config.groups, body.head_dim)
         self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self.kernel = self.frame_kernel = None
+        if lib := loaded(weight):
+            self.kernel = StackKernel(lib, body, list(self.model.layers), self.model.norm)
+            projection = self.small_to_mtp_projection
+            projected = (projection.weight, projection.bias) if isinstance(projection, nn.Linear) else None
+            heads = [head.weight for head in self.lm_head]
+            self.frame_kernel = FrameKernel(self.kernel, projected, heads, [table.weight for table in self.model.codec_embedding])
 
     def _attend(self, layer: int, rows: int, start: int, count: int) -> Attend:
         """Rows in lockstep: `count` positions from `start` each, q laid out row after row."""
@@ -69,12 +82,18 @@ class CodePredictor(nn.Module):
 
     def _step(self, x: Tensor, rows: int, start: int, count: int) -> Tensor:
         """Projected inputs [rows * count, width] at positions start.. -> final hidden of the last position, [rows, width]."""
+        if self.kernel is not None:
+            places = [row for row in range(rows) for _ in range(count)], [start + step for step in range(count)] * rows
+            return self.kernel.run(x, self.cos, self.sin, places, self.keys, self.values, self.watch).view(rows, count, -1)[:, -1]
         cos, sin = self.cos[start : start + count], self.sin[start : start + count]
         if count > 1:
             cos, sin = cos.repeat(rows, 1, 1), sin.repeat(rows, 1, 1)
+        watch = self.watch or (lambda _: None)
         for number, layer in enumerate(self.model.layers):
+            watch(x)
             x = layer(x, cos, sin, self._attend(number, rows, start, count))
         hidden: Tensor = self.model.norm(x)
+        watch(hidden)
         return hidden.view(rows, count, -1)[:, -1]
 
     def forward(self, hidden: Tensor, first: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
@@ -93,3 +112,9 @@ class CodePredictor(nn.Module):
             if group < self.config.groups - 1:
                 state = self._step(self.small_to_mtp_projection(embedding), rows, group + 1, 1)
         return torch.stack(tokens, 1), total
+
+    def frame(self, hidden: Tensor, first: Tensor, sampling: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """As `forward` with the sampler's draws, in one kernel call: sampling is temperature, top_k, top_p, greedy [B] and the
+        uniform numbers [B, groups]."""
+        assert self.frame_kernel is not None
+        return self.frame_kernel.frame(hidden, first, (self.cos, self.sin, self.keys, self.values), sampling)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.native import StackKernel, loaded
 from engine.model.config import TalkerConfig
 from engine.model.layers import Attend, Layer, Norm, rope
 
@@ -94,12 +96,17 @@ class Talker(nn.Module):
         self.codec_head = nn.Linear(config.body.hidden, config.vocab, bias=False)
         self.cos: Tensor
         self.sin: Tensor
+        self.kernel: StackKernel | None = None
+        self.watch: Callable[[Tensor], None] | None = None
+        """Sees the input of each layer and the final hidden states [N, hidden]: conform listens here."""
 
     def prepare(self, positions: int) -> None:
-        """Rotary tables for `positions` positions, on the weights' device and dtype."""
+        """Rotary tables for `positions` positions, on the weights' device and dtype, and the kernel where there is one."""
         weight = self.codec_head.weight
         body = self.config.body
         self.cos, self.sin = rope(torch.arange(positions, device=weight.device), body.head_dim, body.rope_theta, weight.dtype)
+        lib = loaded(weight)
+        self.kernel = StackKernel(lib, body, list(self.model.layers), self.model.norm) if lib else None
 
     def text(self, ids: Tensor) -> Tensor:
         """Text ids [N] -> rows of Talker width [N, hidden]."""
@@ -108,12 +115,19 @@ class Talker(nn.Module):
 
     def forward(self, x: Tensor, spans: list[Span], cache: KVCache) -> Tensor:
         """Input rows x [N, hidden], laid out span after span -> final (post-norm) hidden states [N, hidden]."""
+        if self.kernel is not None:
+            slots = [span.slot for span in spans for _ in range(span.rows)]
+            places = [place for span in spans for place in range(span.start, span.start + span.rows)]
+            return self.kernel.run(x, self.cos, self.sin, (slots, places), cache.keys, cache.values, self.watch)
         if all(span.rows == 1 for span in spans):
             positions = torch.tensor([span.start for span in spans], device=x.device)
         else:
             positions = torch.cat([torch.arange(span.start, span.start + span.rows, device=x.device) for span in spans])
         cos, sin = self.cos[positions], self.sin[positions]
+        watch = self.watch or (lambda _: None)
         for number, layer in enumerate(self.model.layers):
+            watch(x)
             x = layer(x, cos, sin, cache.attend(number, spans))
         hidden: Tensor = self.model.norm(x)
+        watch(hidden)
         return hidden

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BPETokenizer
 from tokenizers.models import BPE
 
@@ -40,6 +40,7 @@ class Tokenizer:
         self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
+        self._bpe.decoder = decoders.ByteLevel()
         words = [word for word in _added_words(folder) if model.token_to_id(word) is not None]
         self._bpe.add_tokens([AddedToken(word, normalized=False, single_word=True) for word in words])
         self.config = config
@@ -50,6 +51,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of one piece of text between special tokens."""
         return list(self._bpe.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids; bytes that make no character are dropped."""
+        return str(self._bpe.decode(ids, skip_special_tokens=False))
 
     def pieces(self, text: str) -> tuple[list[int], list[int], list[int]]:
         """Token ids, the end of each in characters of `text`, and the number of the pre-token each belongs to."""
@@ -79,13 +84,16 @@ class LiveText:
 
     What is released is what tokenizing the whole text would give, as far as that can be known: a pre-token is safe when the
     next has begun. Text that is not live is released whole, when it is finished. Positions are characters of the text as
-    appended; `rate` is the sender's known speed in characters a second; `now_s` is a monotonic clock."""
+    appended; `rate` is the sender's known speed in characters a second; `spent` tokens go into the prompt at once, so the utterance cannot begin
+    before there are more; `now_s` is a monotonic clock."""
 
-    def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None, spent: int = 0) -> None:
         self._tokenizer = tokenizer
         self._live = live
         self._rate = rate
-        self._tail = ""
+        self._spent = spent
+        # What is not spoken yet, in NFC as the tokenizer wants it and as it was appended; `_tail_at` is where it begins.
+        self._tail = self._raw = ""
         self._tail_at = 0
         self._spoken_in_tail: list[int] = []
         self._spoken_to = 0
@@ -105,7 +113,8 @@ class LiveText:
         self._appends += 1
         self.appended_s = now_s
         self.received += len(text)
-        self._tail += text
+        self._raw += text
+        self._tail = unicodedata.normalize("NFC", self._tail + text)
         if self._live and self._tokens == 0 and (lines := _LEADING_LINES.match(self._tail)):
             self._cut(lines.end())
 
@@ -118,7 +127,8 @@ class LiveText:
         _, ends, words = self._tokenizer.pieces(self._tail)
         if words and any(char.isalnum() for char in self._tail[_word_start(ends, words, len(words) - 1) :]):
             keep = _word_start(ends, words, len(words) - 1)
-            self._tail = self._tail[: max(keep, self._spoken_to - self._tail_at)]
+            keep = max(keep, len(unicodedata.normalize("NFC", self._raw[: self._spoken_to - self._tail_at])))
+            self._raw, self._tail = self._raw[: self._raw_index(keep)], self._tail[:keep]
         self.finished = True
 
     @property
@@ -144,18 +154,20 @@ class LiveText:
         """Tokens that have become safe since the last call, each with the characters spoken once it is."""
         if not self._live:
             return self._take_whole() if self.finished else []
+        if self.blank:
+            return []
         ids, ends, words = self._tokenizer.pieces(self._tail)
         known = len(self._spoken_in_tail)
         if ids[:known] != self._spoken_in_tail:
             # The word grew in a way that changes tokens already spoken: they stay as they are, the rest is cut anew.
             self.recut_tokens += sum(a != b for a, b in zip(ids, self._spoken_in_tail, strict=False))
             self._spoken_in_tail = []
-            self._cut(self._spoken_to - self._tail_at)
+            self._cut(len(unicodedata.normalize("NFC", self._raw[: self._spoken_to - self._tail_at])))
             return self.take()
         count = self._safe(ids, ends, words)
         if count <= known:
             return []
-        fresh = [(token, self._tail_at + end) for token, end in zip(ids[known:count], ends[known:count], strict=True)]
+        fresh = [(token, self._tail_at + self._raw_index(end)) for token, end in zip(ids[known:count], ends[known:count], strict=True)]
         self._tokens += len(fresh)
         self._spoken_to = fresh[-1][1]
         # A word that is not complete stays in the tail: its later tokens depend on its beginning.
@@ -174,10 +186,10 @@ class LiveText:
         """Seconds until the utterance may begin if no more text comes; None if it may not."""
         if self.finished:
             return 0.0
-        if not self._live or self._tokens == 0:
+        if not self._live or self._tokens <= self._spent:
             return None
         wanted = max(1, math.ceil(START_TOKENS * (1 - self.tokens_per_s / TOKENS_PER_SECOND)))
-        if self._tokens >= wanted or _SENTENCE_END.search(self._tail) or _SENTENCE_END.search(self._said):
+        if self._tokens - self._spent >= wanted or _SENTENCE_END.search(self._tail) or _SENTENCE_END.search(self._said):
             return 0.0
         return max(0.0, self.appended_s + idle_s - now_s)
 
@@ -190,8 +202,16 @@ class LiveText:
 
     def _tail_at_keep(self, chars: int) -> None:
         self._said = self._tail[:chars][-8:] or self._said
-        self._tail = self._tail[chars:]
-        self._tail_at += chars
+        index = self._raw_index(chars)
+        self._tail, self._raw = self._tail[chars:], self._raw[index:]
+        self._tail_at += index
+
+    def _raw_index(self, chars: int) -> int:
+        """Where `chars` characters of the tail end in the text as it was appended."""
+        if self._raw == self._tail:
+            return chars
+        rest = self._tail[chars:]
+        return next((i for i in range(len(self._raw) + 1) if unicodedata.normalize("NFC", self._raw[i:]) == rest), len(self._raw))
 
     def _safe(self, ids: list[int], ends: list[int], words: list[int]) -> int:
         """How many of the tail's tokens may be spoken."""
@@ -210,7 +230,7 @@ class LiveText:
         if self._tokens or not self._tail.strip():
             return []
         _, ids = self._tokenizer.target(self._tail)
-        self._tokens, self._spoken_to, self._tail = len(ids), self.received, ""
+        self._tokens, self._spoken_to, self._tail, self._raw = len(ids), self.received, "", ""
         # Characters are shared out evenly: with the whole text in hand nothing is decided by them.
         return [(token, self.received * (number + 1) // len(ids)) for number, token in enumerate(ids)]
 

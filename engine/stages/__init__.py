@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.config import EngineConfig
+from engine.errors import RequestRefused
 from engine.messages import EngineInfo, Sampling
 from engine.model.checkpoint import Checkpoint
-from engine.model.prompt import AUTO, Prefix, build_prefix, embed, languages
+from engine.model.prompt import AUTO, CloneVoice, Prefix, Reference, SpeakerVector, build_prefix, embed, embed_frames, languages
 from engine.model.talker import Span
-from engine.prefix import PrefixCache
+from engine.model.voices import VoiceStore
+from engine.prefix import PrefixCache, PrimedCodec
 from engine.scheduler import Stage, StageCosts
 from engine.slots import SlotTable
 from engine.stages.codec import CodecStage
 from engine.stages.predictor import PredictorStage
 from engine.stages.talker import TalkerStage
 
+log = logging.getLogger(__name__)
+
+# Clone voices whose prompts are computed before the first request: decoding a long clip takes a CPU seconds.
+WARM_CLONES = 4
+
 
 class Stages:
     """Slots, prefixes and the three stages of one checkpoint on one device. Launches pad their rows up to a bucket with the idle slot."""
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, voices: VoiceStore | None = None) -> None:
         self.checkpoint = checkpoint
+        self.clones = voices or VoiceStore()
         self.config = config
         self.costs = StageCosts(config.buckets)
         self.slots = SlotTable(checkpoint, config.slots, config.positions)
-        self.prefixes = PrefixCache(checkpoint.talker, self.slots.cache, self.slots.idle)
+        self.prefixes = PrefixCache(checkpoint.talker, checkpoint.predictor, self.slots.cache, self.slots.idle)
+        self.primed = PrimedCodec(checkpoint.codec)
         self.talker_stage = TalkerStage(checkpoint, self.slots)
         self.predictor_stage = PredictorStage(checkpoint, self.slots, config.buckets[-1])
         self.codec_stage = CodecStage(checkpoint, self.slots)
@@ -40,7 +52,7 @@ class Stages:
         return EngineInfo(
             model=self.checkpoint.name,
             model_type=config.type,
-            voices=list(config.talker.speakers),
+            voices=list(config.talker.speakers) or self.clones.names(config),
             languages=languages(config),
             sample_rate=config.codec.sample_rate,
             samples_per_frame=config.codec.samples_per_frame,
@@ -52,14 +64,30 @@ class Stages:
     def free_slots(self) -> int:
         return self.slots.free
 
-    def open(self, prefix: Prefix, sampling: Sampling, seed: int, *, may_end: bool, body: Prefix = ()) -> tuple[int, int]:
-        """Take a slot and put prefix and body into it, the prefix from the cache; returns the slot and the prompt's rows."""
+    def voice(self, name: str | None) -> str | CloneVoice | None:
+        """What a request's voice names: for a Base checkpoint a stored clone voice, else one of its own. Raises RequestRefused."""
+        checkpoint = self.checkpoint
+        return self.clones.load(name, checkpoint.config, checkpoint.tokenizer) if checkpoint.config.clones_voices else name
+
+    def open(
+        self, prefix: Prefix, sampling: Sampling, seed: int, *, may_end: bool, body: Prefix = (), reference: Reference | None = None
+    ) -> tuple[int, int]:
+        """Take a slot and put prefix and body into it, the prefix from the cache; returns the slot and the prompt's rows.
+        With a reference, the first step takes its last frame and the codec goes on from its sound."""
         slot = self.slots.take()
         rows = self.prefixes.fill(prefix, slot)
         if body:
             with torch.inference_mode():
-                self.checkpoint.talker(embed(self.checkpoint.talker, body), [Span(slot, rows, len(body))], self.slots.cache)
+                self.checkpoint.talker(
+                    embed(self.checkpoint.talker, self.checkpoint.predictor, body), [Span(slot, rows, len(body))], self.slots.cache
+                )
             rows += len(body)
+        if reference is not None:
+            last = torch.tensor(reference.frames[-1:], device=self.slots.hidden.device)
+            with torch.inference_mode():
+                frame_sum = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
+            start = self.slots.codec_state(torch.tensor([slot]))
+            self.slots.begin_after(slot, frame_sum, self.primed.after(reference, start))
         self.slots.prompt[slot] = rows
         self.slots.set_sampling(slot, sampling, seed)
         self.slots.may_end[slot] = may_end
@@ -78,7 +106,7 @@ class Stages:
         self.slots.give_back(slot)
 
     def talker(self, rows: list[int]) -> list[int | None]:
-        """One step each; the codebook-0 tokens drawn, None for end of speech."""
+        """One step each; the codebook-0 tokens drawn, None for end of speech, negative where the row has gone wrong."""
         padded, live = self._pad(rows)
         tokens = self.talker_stage.launch(padded, live)[:live]
         return [None if token == self.talker_stage.eos else token for token in tokens]
@@ -88,31 +116,47 @@ class Stages:
         padded, live = self._pad(rows)
         self.predictor_stage.launch(padded, live)
 
-    def codec(self, rows: list[int], first: list[int], frames: int) -> list[bytes]:
-        """s16le PCM of `frames` frames of each row, from frame `first[i]`."""
+    def codec(self, rows: list[int], first: list[int], frames: int) -> list[NDArray[np.int16] | None]:
+        """Samples of `frames` frames of each row, from frame `first[i]`; None where one is not a number."""
         padded, live = self._pad(rows)
         return self.codec_stage.launch(padded, live, first + [0] * (len(padded) - live), frames)
 
     def warm_up(self) -> None:
-        """Compute the prefixes of every voice with automatic language, and time each stage in the smaller buckets."""
+        """Compute the prefixes of the voices with automatic language, and time each stage in the smaller buckets."""
         config, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
-        voices: list[str | None] = list(config.talker.speakers) or [None]
-        for voice in voices:
+        for voice in self._warm_voices():
             prefix = build_prefix(config, tokenizer, voice=voice, language=AUTO, instructions="")
-            slot, _ = self.open(prefix, Sampling(), 0, may_end=False)
+            reference = voice.reference if isinstance(voice, CloneVoice) else None
+            slot, _ = self.open(prefix, Sampling(), 0, may_end=False, reference=reference)
             self.close(slot)
         sizes = [size for size in self.config.buckets if size <= min(4, self.slots.free)]
         for size in sizes:
             rows = [self.open(prefix, Sampling(), row, may_end=False)[0] for row in range(size)]
-            for _ in range(3):
-                self._timed(Stage.TALKER, size, 1, partial(self.talker, rows))
-                self._timed(Stage.PREDICTOR, size, 1, partial(self.predictor, rows))
-                for frames in sorted({self.config.first_frames, *self.config.chunk_frames}):
-                    self._timed(Stage.CODEC, size, frames, partial(self.codec, rows, [0] * size, frames))
+            self._timed(Stage.TALKER, size, 1, partial(self.talker, rows))
+            self._timed(Stage.PREDICTOR, size, 1, partial(self.predictor, rows))
+            for frames in sorted({self.config.first_frames, self.config.chunk_frames[0], self.config.chunk_frames[-1]}):
+                self._timed(Stage.CODEC, size, frames, partial(self.codec, rows, [0] * size, frames))
             for slot in rows:
                 self.close(slot)
 
+    def _warm_voices(self) -> Sequence[str | CloneVoice | None]:
+        config = self.checkpoint.config
+        if not config.clones_voices:
+            return list(config.talker.speakers) or [None]
+        voices = [CloneVoice(SpeakerVector("nobody", torch.zeros(config.talker.body.hidden)), None)]
+        for name in self.clones.names(config)[:WARM_CLONES]:
+            try:
+                voice = self.clones.load(name, config, self.checkpoint.tokenizer)
+            except RequestRefused as error:
+                log.error("%s", error)
+                continue
+            # A clip too long for the slots is refused when it is asked for.
+            if voice.reference is None or len(voice.reference.frames) < self.config.positions // 2:
+                voices.append(voice)
+        return voices
+
     def _timed(self, stage: Stage, rows: int, frames: int, run: Callable[[], object]) -> None:
+        run()  # the first run of a shape pays for set-up
         begin_s = time.monotonic()
         run()
         self.costs.record(stage, rows, frames, time.monotonic() - begin_s)

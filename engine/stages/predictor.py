@@ -42,7 +42,10 @@ class PredictorStage:
             return token if self.force is None else self.force(group, rows, token)
 
         hidden, first = s.hidden[index], self.embedding(s.token[index])
-        tokens, total = self.predictor(hidden, first, draw)
+        if self.predictor.frame_kernel is not None and self.tap is None and self.force is None:
+            tokens, total = self.predictor.frame(hidden, first, (temperature, top_k, top_p, greedy, numbers))
+        else:
+            tokens, total = self.predictor(hidden, first, draw)
         codes = torch.cat((s.token[index, None], tokens), 1)
         s.codes[index, torch.tensor(frames)] = codes
         s.frame_sum[index] = total

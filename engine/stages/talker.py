@@ -15,6 +15,9 @@ from engine.stages import sampler
 MIN_TOKENS = 2
 """End of speech is not drawn before this many tokens (reference, section 8)."""
 
+BROKEN = -1
+"""In place of a token: the row's hidden state is not a number."""
+
 Tap = Callable[[str, list[int], Tensor], None]
 """(what, slots, values [rows, ...]): conform listens to the serving path here."""
 Force = Callable[[int, list[int], Tensor], Tensor]
@@ -33,7 +36,7 @@ class TalkerStage:
 
     @torch.inference_mode()
     def launch(self, rows: list[int], live_rows: int) -> list[int]:
-        """Step the slots `rows` (the first `live_rows` count, the rest pad); returns each row's token, `eos` for end of speech."""
+        """Step the slots `rows` (the first `live_rows` count, the rest pad); returns each row's token, `eos` for end of speech, or BROKEN."""
         s = self.slots
         steps = [s.steps[slot] for slot in rows]
         index = torch.tensor(rows)
@@ -63,4 +66,5 @@ class TalkerStage:
         s.seen[index, s.token[index]] = True
         for slot in rows[:live_rows]:
             s.steps[slot] += 1
-        return [self.eos if value == self.codebook else value for value in token.tolist()]
+        finite = hidden.isfinite().all(-1).tolist()
+        return [BROKEN if not good else self.eos if value == self.codebook else value for value, good in zip(token.tolist(), finite, strict=True)]

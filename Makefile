@@ -1,0 +1,44 @@
+# vivavoce: `make run` starts it, `make test` checks it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+PIP := $(BIN)/pip --disable-pip-version-check -q
+
+.PHONY: run test lint types bench clean
+
+run: $(VENV)/.run
+	@$(BIN)/vivavoce serve $(ARGS)
+
+test: $(VENV)/.dev system
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev system
+	$(BIN)/python -m engine bench
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+.PHONY: system
+system:
+	@tools/debian-packages chromium=chromium espeak-ng=espeak-ng sox=sox
+
+# torch goes first and by its pin: a plain requirement would take the newest build, with gigabytes of CUDA libraries.
+$(VENV)/.run: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once, about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install "$(TORCH)"
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@

@@ -1,0 +1,68 @@
+"""Guard: notices speech that has gone wrong, so that a listener is not left with a voice that never stops. Pure; numpy only."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Slowest plausible speech, in seconds a character; ordinary English takes 0.07, a Chinese character 0.2.
+LETTER_S = 0.20
+IDEOGRAPH_S = 0.60
+# A digit may be read as several words.
+DIGIT_S = 0.80
+SPARE_S = 4.0
+SILENCE_DBFS = -60.0
+SILENCE_S = 3.0
+REPEAT_S = 5.0
+LONGEST_CYCLE = 12
+
+
+def longest_s(text: str) -> float:
+    """Seconds in which a text must have been said, whoever says it, beside `SPARE_S`: generous for every script, several
+    times the usual. The figures of the parts of a text add up."""
+    seconds = 0.0
+    for char in text:
+        category = unicodedata.category(char)
+        if category[0] == "N":
+            seconds += DIGIT_S
+        elif category == "Lo":
+            seconds += IDEOGRAPH_S
+        elif category[0] in "LS":
+            seconds += LETTER_S
+        elif category[0] == "P":
+            seconds += LETTER_S * 2
+    return seconds
+
+
+class Guard:
+    """Watches one utterance. `hear` takes its samples, `see` its codebook-0 tokens; `verdict` is a reason to end it, or None."""
+
+    def __init__(self, sample_rate: int, frame_s: float) -> None:
+        self.verdict: str | None = None
+        self._rate = sample_rate
+        self._quiet_s = 0.0
+        self._silence = 32768.0 * math.pow(10.0, SILENCE_DBFS / 20.0)
+        self._span = math.ceil(REPEAT_S / frame_s)
+        self._tokens: list[int] = []
+
+    def hear(self, samples: NDArray[np.int16]) -> None:
+        """Near-silence that lasts is no pause any more."""
+        if len(samples) == 0:
+            return
+        loud = float(np.sqrt(np.square(samples.astype(np.float32)).mean())) > self._silence
+        self._quiet_s = 0.0 if loud else self._quiet_s + len(samples) / self._rate
+        if self._quiet_s >= SILENCE_S:
+            self.verdict = self.verdict or "silence"
+
+    def see(self, token: int) -> None:
+        """The same few tokens over and over, for seconds, is a loop the model will not leave."""
+        self._tokens.append(token)
+        del self._tokens[: -(self._span + LONGEST_CYCLE)]
+        if len(self._tokens) < self._span + LONGEST_CYCLE:
+            return
+        recent = np.array(self._tokens)
+        if any(np.array_equal(recent[-self._span :], recent[-self._span - cycle : -cycle]) for cycle in range(1, LONGEST_CYCLE + 1)):
+            self.verdict = self.verdict or "repetition"

@@ -1,0 +1,369 @@
+"""EngineLoop in-process, on the tiny checkpoint: what a client sees, what the trace shows, what is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.config import LATENCY
+from engine.loop import EngineLoop
+from engine.messages import (
+    Append,
+    AudioChunk,
+    Cancel,
+    Credit,
+    Done,
+    Event,
+    Failed,
+    Finish,
+    Hello,
+    Open,
+    Playback,
+    Sampling,
+    SpeechRequest,
+    Started,
+    Welcome,
+)
+from engine.model.checkpoint import Checkpoint
+from engine.scheduler import Stage
+from engine.stages import Stages
+
+ME = b"client"
+CONFIG = replace(LATENCY, slots=8, positions=256)
+
+
+class World:
+    """A loop with a clock that moves only when told, and the events it sent."""
+
+    def __init__(self, checkpoint: Checkpoint, **changes: object) -> None:
+        config = replace(CONFIG, **changes)  # type: ignore[arg-type]
+        self.now_s = 0.0
+        self.events: list[Event] = []
+        self.stages = Stages(checkpoint, config)
+        self.loop = EngineLoop(self.stages, config, lambda client, event: self.events.append(event), lambda: self.now_s)
+
+    def open(self, number: int, text: str | None = None, *, finish: bool = True, client: bytes = ME, **fields: object) -> None:
+        self.loop.handle(client, Open(self.loop.epoch, number, SpeechRequest(**{"max_frames": 12, **fields})), self.now_s)  # type: ignore[arg-type]
+        if text is not None:
+            self.append(number, text)
+            if finish:
+                self.loop.handle(client, Finish(self.loop.epoch, number), self.now_s)
+
+    def append(self, number: int, text: str) -> None:
+        self.loop.handle(ME, Append(self.loop.epoch, number, text), self.now_s)
+
+    def run(self, seconds: float = 30.0) -> None:
+        """Turn until nothing is left or `seconds` have passed; a launch takes a millisecond."""
+        end_s = self.now_s + seconds
+        while not self.loop.idle and self.now_s < end_s:
+            wait_s = self.loop.turn(self.now_s)
+            self.now_s += 0.001 if wait_s == 0.0 else (end_s if wait_s is None else wait_s)
+
+    def done(self, number: int) -> Done:
+        event = self.last(number)
+        assert isinstance(event, Done), event
+        return event
+
+    def pcm(self, number: int) -> np.ndarray:
+        chunks = [event for event in self.events if isinstance(event, AudioChunk) and event.utterance == number]
+        position = 0
+        for chunk in chunks:
+            assert chunk.position == position
+            position += len(chunk.pcm) // 2
+        return np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
+
+    def last(self, number: int) -> Event:
+        return [event for event in self.events if not isinstance(event, Welcome) and event.utterance == number][-1]
+
+
+def test_one_utterance(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    world.open(1, "one two three")
+    world.run()
+    assert isinstance(world.events[0], Started)
+    done = world.last(1)
+    assert isinstance(done, Done) and done.reason in ("end", "length") and done.text_until == 13
+    assert len(world.pcm(1)) == done.samples > 0
+    assert world.stages.free_slots == CONFIG.slots and world.loop.idle
+
+
+def test_eight_at_once_share_launches_of_every_kind_and_all_complete(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    for number in range(8):
+        world.open(number, "the quick brown fox jumps over the lazy dog.", sampling=Sampling(seed=number))
+    world.run()
+    for number in range(8):
+        assert isinstance(world.last(number), Done)
+    for stage in Stage:
+        launches = [entry for entry in world.loop.trace if entry.stage is stage]
+        assert max(len(entry.rows) for entry in launches) == 8
+        # Those who had not sounded went first: until all have, no launch is without one.
+        firsts = [index for index, entry in enumerate(launches) if entry.silent]
+        assert firsts == list(range(len(firsts)))
+
+
+def test_a_newcomer_joins_the_running_batch_and_is_served_first(tiny: Checkpoint) -> None:
+    world = World(tiny, chunk_frames=(1,))
+    for number in range(3):
+        world.open(number, "the quick brown fox jumps over the lazy dog", sampling=Sampling(seed=number))
+    while not all(len([e for e in world.events if isinstance(e, AudioChunk) and e.utterance == n]) > 1 for n in range(3)):
+        world.loop.turn(world.now_s)
+        world.now_s += 0.001
+    mark = len(world.loop.trace)
+    world.open(7, "ten nine eight", sampling=Sampling(seed=7))
+    world.run()
+    fresh = list(world.loop.trace)[mark:]
+    first_sound = next(i for i, entry in enumerate(fresh) if entry.stage is Stage.CODEC and 7 in entry.rows)
+    path = [entry for entry in fresh[: first_sound + 1] if 7 in entry.rows]
+    assert [entry.stage for entry in path] == [Stage.TALKER, Stage.PREDICTOR, Stage.CODEC]
+    assert path[0].rows[0] == 7 and len(path[0].rows) > 1
+
+
+def test_text_token_by_token_gives_the_same_samples_as_at_once(tiny: Checkpoint) -> None:
+    text = "one two three four five"
+    whole, typed = World(tiny), World(tiny)
+    fields = {"sampling": Sampling(greedy=True), "live": False}
+    whole.open(1, text, **fields)
+    whole.run()
+    typed.open(1, **fields)
+    for character in text:
+        typed.append(1, character)
+        typed.run(0.01)
+    typed.loop.handle(ME, Finish(typed.loop.epoch, 1), typed.now_s)
+    typed.run()
+    assert np.array_equal(whole.pcm(1), typed.pcm(1))
+
+
+def test_live_text_never_ends_before_its_text(tiny: Checkpoint) -> None:
+    """End of speech is masked until the text has ended, whatever the model would like."""
+    world = World(tiny)
+    world.open(1, "the quick brown fox jumps over the lazy dog. ", finish=False, text_rate=500.0, max_frames=100)
+    world.run(0.05)
+    issued = [entry for entry in world.loop.trace if entry.stage is Stage.TALKER]
+    assert issued and not any(isinstance(event, Done) for event in world.events)
+
+
+def test_a_sender_who_pauses_is_spoken_up_to_the_last_word_and_told_so(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    world.open(1, "ten nine. And th", finish=False, max_frames=100)
+    world.run()
+    done = world.last(1)
+    assert isinstance(done, Done) and done.reason == "idle"
+    assert done.text_until == len("ten nine. And")
+
+
+def test_blank_text_is_done_without_sound(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    world.open(1, " \n ")
+    assert world.last(1) == Done(world.loop.epoch, 1, "end", 0, 3)
+    world.open(2, " ", live=False)
+    assert world.last(2) == Done(world.loop.epoch, 2, "end", 0, 1)
+    world.open(3)
+    world.loop.handle(ME, Finish(world.loop.epoch, 3), 0.0)
+    assert world.last(3) == Done(world.loop.epoch, 3, "end", 0, 0)
+    assert world.loop.idle
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
+def test_cancel_at_any_moment_frees_everything(tiny: Checkpoint, turns: int) -> None:
+    world = World(tiny)
+    world.open(1, "one two three")
+    for _ in range(turns):
+        world.loop.turn(world.now_s)
+    world.loop.handle(ME, Cancel(world.loop.epoch, 1), world.now_s)
+    done = world.last(1)
+    assert isinstance(done, Done) and done.reason == "cancelled"
+    world.loop.handle(ME, Cancel(world.loop.epoch, 1), world.now_s)
+    world.run()
+    assert world.last(1) is done
+    assert world.stages.free_slots == CONFIG.slots and world.loop.idle
+
+
+def test_more_utterances_than_slots_wait_their_turn(tiny: Checkpoint) -> None:
+    world = World(tiny, slots=2)
+    for number in range(5):
+        world.open(number, "one two", sampling=Sampling(seed=1))
+    world.run()
+    assert [event.utterance for event in world.events if isinstance(event, Started)] == [0, 1, 2, 3, 4]
+    assert all(isinstance(world.last(number), Done) for number in range(5))
+
+
+def test_a_full_waiting_room_refuses_and_says_to_come_back(tiny: Checkpoint) -> None:
+    world = World(tiny, slots=1, waiting=2)
+    for number in range(3):
+        world.open(number, finish=False)
+    failed = world.last(2)
+    assert isinstance(failed, Failed) and failed.code == "overloaded" and failed.retryable
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"voice": "bob"}, "unknown_voice", "serena, vivian"),
+        ({"language": "klingon"}, "unknown_language", "english"),
+        ({"language": "sichuan_dialect"}, "unknown_language", "chinese"),
+        ({"sampling": Sampling(temperature=0.0)}, "invalid_request", "temperature"),
+        ({"sampling": Sampling(top_p=1.5)}, "invalid_request", "top_p"),
+        ({"sampling": Sampling(top_k=0)}, "invalid_request", "top_k"),
+        ({"sampling": Sampling(repetition_penalty=0.5)}, "invalid_request", "repetition_penalty"),
+        ({"sampling": Sampling(seed=-1)}, "invalid_request", "seed"),
+        ({"pace": "warp"}, "invalid_request", "pace"),
+        ({"instructions": "speak slowly " * 200}, "invalid_request", "instructions"),
+    ],
+)
+def test_what_cannot_be_spoken_is_refused_by_field(tiny: Checkpoint, fields: dict[str, object], code: str, words: str) -> None:
+    world = World(tiny)
+    world.open(1, "hello", **fields)
+    failed = world.last(1)
+    assert isinstance(failed, Failed) and failed.code == code and words in failed.message and not failed.retryable
+    world.open(2, "hello")
+    world.run()
+    assert isinstance(world.last(2), Done)
+
+
+def test_text_beyond_the_limit_is_refused(tiny: Checkpoint) -> None:
+    world = World(tiny, max_text_chars=100)
+    world.open(1, "x" * 60, finish=False)
+    world.append(1, "y" * 60)
+    failed = world.last(1)
+    assert isinstance(failed, Failed) and failed.code == "text_too_long" and "100" in failed.message
+    assert world.loop.idle
+
+
+def test_another_epoch_is_refused(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    world.loop.handle(ME, Hello(), 0.0)
+    assert isinstance(world.events[0], Welcome) and world.events[0].epoch == world.loop.epoch
+    world.loop.handle(ME, Open(world.loop.epoch + 1, 4, SpeechRequest()), 0.0)
+    failed = world.last(4)
+    assert isinstance(failed, Failed) and failed.code == "engine_unavailable" and failed.retryable
+
+
+def test_commands_for_ended_utterances_do_nothing(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    world.open(1, "one")
+    world.run()
+    count = len(world.events)
+    for command in (
+        Append(world.loop.epoch, 1, "x"),
+        Finish(world.loop.epoch, 1),
+        Playback(world.loop.epoch, 1, 5, True, False),
+        Credit(world.loop.epoch, 1, 5),
+    ):
+        world.loop.handle(ME, command, world.now_s)
+    assert len(world.events) == count
+
+
+def test_a_client_that_left_leaves_nothing(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    for number in range(3):
+        world.open(number, "one two three", client=ME if number else b"other", finish=False)
+    world.loop.turn(world.now_s)
+    world.loop.drop_client(ME)
+    world.loop.drop_client(b"other")
+    assert world.loop.idle and world.stages.free_slots == CONFIG.slots
+
+
+def test_a_launch_that_breaks_fails_its_own_rows_only(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tiny)
+    world.open(1, "one two three")
+    intact = world.stages.predictor
+
+    def broken(rows: list[int]) -> None:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(world.stages, "predictor", broken)
+    world.run()
+    failed = world.last(1)
+    assert isinstance(failed, Failed) and failed.code == "utterance_failed" and failed.retryable
+    monkeypatch.setattr(world.stages, "predictor", intact)
+    world.open(2, "one two three")
+    world.run()
+    assert isinstance(world.last(2), Done)
+    assert world.stages.free_slots == CONFIG.slots
+
+
+def test_a_slot_used_before_gives_the_same_samples(tiny: Checkpoint) -> None:
+    """Nothing of an earlier utterance is left in its slot."""
+    fresh, used = World(tiny, slots=1), World(tiny, slots=1)
+    used.open(1, "the quick brown fox jumps", sampling=Sampling(seed=3))
+    used.run()
+    for world in (fresh, used):
+        world.open(2, "ten nine", sampling=Sampling(seed=4))
+        world.run()
+    assert np.array_equal(fresh.pcm(2), used.pcm(2))
+
+
+def test_the_frame_cap_ends_speech_with_its_reason(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    world.loop.handle(ME, Open(world.loop.epoch, 1, SpeechRequest(max_frames=3)), 0.0)
+    world.append(1, "the quick brown fox jumps over the lazy dog ")
+    world.run(0.1)
+    done = world.last(1)
+    assert isinstance(done, Done) and (done.reason, done.samples) == ("length", 3 * 1920)
+    assert 0 < done.text_until < 20
+
+
+def test_a_voice_that_never_ends_is_ended(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End of speech is never drawn: the frame cap of the text ends it, with its reason."""
+    world = World(tiny)
+    monkeypatch.setattr(world.stages, "allow_end", lambda slot: None)
+    world.open(1, "ten", max_frames=None)
+    world.run()
+    assert world.done(1).reason == "runaway"
+    assert 4.0 < world.done(1).samples / 24000 < 8.0
+
+
+def test_a_loop_of_tokens_is_ended(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tiny)
+    monkeypatch.setattr(world.stages, "talker", lambda rows: [5 for slot in rows])
+    world.open(1, "the quick brown fox jumps over the lazy dog " * 5, max_frames=None)
+    world.run()
+    assert world.done(1).reason == "repetition"
+
+
+def test_endless_silence_is_ended(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tiny)
+    monkeypatch.setattr(world.stages, "allow_end", lambda slot: None)
+    monkeypatch.setattr(world.stages, "codec", lambda rows, first, frames: [np.zeros(1920 * frames, np.int16) for _ in rows])
+    world.open(1, "the quick brown fox jumps over the lazy dog " * 5, max_frames=None)
+    world.run()
+    assert world.done(1).reason == "silence"
+
+
+@pytest.mark.parametrize("stage", ["talker", "codec"])
+def test_what_is_not_a_number_fails_its_row_only(tiny: Checkpoint, stage: str) -> None:
+    world = World(tiny)
+    world.open(1, "one two three", sampling=Sampling(seed=1))
+    world.open(2, "one two three", sampling=Sampling(seed=1))
+    world.loop.turn(world.now_s)
+    slots = world.stages.slots
+    spoiled = slots.frame_sum if stage == "talker" else slots.codec[0]
+    for _ in range(3):
+        spoiled[0] = float("nan")
+        world.loop.turn(world.now_s)
+    world.run()
+    failed = world.last(1)
+    assert isinstance(failed, Failed) and failed.retryable and "not a number" in failed.message
+    assert world.done(2).samples > 0
+
+
+def test_silence_before_speech_is_not_sent(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tiny)
+    whole = world.stages.codec
+
+    def quiet_at_first(rows: list[int], first: list[int], frames: int) -> list[np.ndarray | None]:
+        out = whole(rows, first, frames)
+        for start, samples in zip(first, out, strict=True):
+            assert samples is not None
+            samples[: max(0, 3 - start) * 1920] = 0
+        return out
+
+    monkeypatch.setattr(world.stages, "codec", quiet_at_first)
+    world.open(1, "the quick brown fox jumps over the lazy dog", sampling=Sampling(seed=2))
+    world.run()
+    pcm = world.pcm(1)
+    first_loud = int(np.flatnonzero(np.abs(pcm) > 300)[0])
+    assert len(pcm) < 12 * 1920 - 2 * 1920 and first_loud <= 0.04 * 24000

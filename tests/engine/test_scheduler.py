@@ -1,0 +1,136 @@
+"""Scheduler.pick: the three rules, who joins, and worlds in which nobody starves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config import LATENCY
+from engine.messages import SpeechRequest
+from engine.playback import PlaybackClock
+from engine.request import Utterance
+from engine.scheduler import Launch, Scheduler, Stage, StageCosts
+
+RATE, FRAME = 24_000, 1920
+CONFIG = replace(LATENCY, buckets=(1, 2, 4, 8), first_frames=1, chunk_frames=(1, 2, 4))
+COST_S = {Stage.TALKER: 0.004, Stage.PREDICTOR: 0.006, Stage.CODEC: 0.005}
+
+
+def scheduler() -> Scheduler:
+    costs = StageCosts(CONFIG.buckets)
+    for stage, seconds in COST_S.items():
+        for rows in CONFIG.buckets:
+            costs.record(stage, rows, 1, seconds * (0.7 + 0.3 * rows))
+    return Scheduler(CONFIG, costs, RATE, FRAME)
+
+
+def utterance(
+    number: int, *, arrived_s: float = 0.0, issued: int = 0, done: int = 0, decoded: int = 0, dry_s: float | None = None, pace: str = "live"
+) -> Utterance:
+    """An utterance whose text is all there; `dry_s` is when its listener runs dry, from time 100 on."""
+    playback = PlaybackClock(RATE)
+    u = Utterance(b"", number, SpeechRequest(pace=pace), playback, 500, arrived_s)
+    u.slot, u.text_closed = number, True
+    u.frames_issued, u.frames_done, u.frames_decoded, u.samples_emitted = issued, done, decoded, decoded * FRAME
+    if decoded:
+        playback.emit(decoded * FRAME, 100.0)
+        left_s = (dry_s if dry_s is not None else 101.0) - 100.0
+        playback.report(decoded * FRAME - int(left_s * RATE), True, True, 100.0)
+    return u
+
+
+def pick(*utterances: Utterance) -> Launch | None:
+    return scheduler().pick(100.0, utterances)
+
+
+def test_the_earliest_to_run_dry_goes_before_newcomers() -> None:
+    late = utterance(1, issued=50, done=50, decoded=50, dry_s=100.005)
+    later = utterance(2, issued=50, done=50, decoded=50, dry_s=100.001)
+    launch = pick(utterance(3), late, later)
+    assert launch is not None and launch.rows[0] is later
+
+
+def test_a_newcomer_goes_before_streams_with_slack_the_oldest_first() -> None:
+    fine = utterance(1, issued=50, done=50, decoded=50, dry_s=101.0)
+    launch = pick(fine, utterance(2, arrived_s=9.0), utterance(3, arrived_s=8.0))
+    assert launch is not None and launch.rows[0].number == 3 and launch.stage is Stage.TALKER
+
+
+def test_the_anchor_works_at_the_stage_nearest_to_sound() -> None:
+    launch = pick(utterance(1, issued=1, done=1))
+    assert launch is not None and (launch.stage, launch.frames) == (Stage.CODEC, 1)
+    launch = pick(utterance(1, issued=1, done=0))
+    assert launch is not None and launch.stage is Stage.PREDICTOR
+
+
+def test_nobody_is_served_who_is_far_enough_ahead() -> None:
+    far = utterance(1, issued=60, done=60, decoded=60, dry_s=104.0)
+    assert pick(far) is None
+    wake_s = scheduler().wake_in(100.0, [far])
+    assert wake_s is not None and 0.5 < wake_s < 1.0
+
+
+def test_a_download_fills_spare_time_only() -> None:
+    file = utterance(1, issued=20, done=20, decoded=20, pace="file")
+    live = utterance(2, issued=50, done=50, decoded=50, dry_s=100.5)
+    launch = pick(file, live)
+    assert launch is not None and launch.rows[0] is live
+    far = utterance(3, issued=60, done=60, decoded=60, dry_s=104.0)
+    launch = pick(file, far)
+    assert launch is not None and launch.rows == [file]
+
+
+def test_rows_ready_for_the_same_work_join_in_order_of_need() -> None:
+    rows = [utterance(n, issued=50, done=50, decoded=50, dry_s=100.3 + 0.1 * n) for n in range(1, 5)]
+    launch = pick(*reversed(rows))
+    assert launch is not None
+    assert [u.number for u in launch.rows] == [1, 2, 3, 4]
+
+
+def test_a_row_without_text_waits_and_its_finished_frames_are_still_decoded() -> None:
+    stalled = utterance(1, issued=3, done=3, decoded=2, dry_s=100.1)
+    stalled.text_closed, stalled.text_issued = False, 3
+    launch = pick(stalled)
+    assert launch is not None and (launch.stage, launch.frames) == (Stage.CODEC, 1)
+    stalled.frames_decoded = 3
+    assert pick(stalled) is None
+
+
+def test_credit_stops_the_codec() -> None:
+    u = utterance(1, issued=900, done=900, decoded=800, pace="file")
+    u.speech_ended = True
+    assert pick(u) is None
+    u.samples_consumed = 700 * FRAME
+    launch = pick(u)
+    assert launch is not None and launch.stage is Stage.CODEC
+
+
+def test_swapping_the_listeners_reports_swaps_the_launch_order() -> None:
+    """Two streams equal in every figure of the server: only what their listeners say differs."""
+
+    def order(first_heard: int, second_heard: int) -> list[int]:
+        streams = [utterance(n, issued=50, done=50, decoded=50, dry_s=101.0) for n in (1, 2)]
+        for stream, heard in zip(streams, (first_heard, second_heard), strict=True):
+            stream.playback.report(heard, True, True, 100.0)
+        launch = pick(*streams)
+        assert launch is not None
+        return [u.number for u in launch.rows]
+
+    assert order(40 * FRAME, 30 * FRAME) == [1, 2]
+    assert order(30 * FRAME, 40 * FRAME) == [2, 1]
+
+
+def test_a_slow_codec_gets_chunks_it_can_sustain() -> None:
+    """30 ms a frame of Talker and Predictor, 45 ms a codec launch of any size: one frame at a time falls behind, two do not."""
+    sched = scheduler()
+    for _ in range(200):
+        sched.costs.record(Stage.TALKER, 1, 1, 0.010)
+        sched.costs.record(Stage.PREDICTOR, 1, 1, 0.020)
+        for frames in CONFIG.chunk_frames:
+            sched.costs.record(Stage.CODEC, 1, frames, 0.045)
+    assert sched.least_chunk() == 2
+    newcomer = utterance(1, issued=1, done=1)
+    launch = sched.pick(100.0, [newcomer])
+    assert launch is not None and launch.stage is Stage.TALKER
+    newcomer.frames_issued = newcomer.frames_done = 2
+    launch = sched.pick(100.0, [newcomer])
+    assert launch is not None and (launch.stage, launch.frames) == (Stage.CODEC, 2)
