@@ -1,7 +1,7 @@
 """vivavoce's engine: text to PCM. Importing this package, the client and the message types needs no torch."""
 
 from engine.client import EngineClient, EngineUtterance
-from engine.errors import CheckpointError, EngineError, EngineUnavailable, RequestRefused, UtteranceFailed
+from engine.errors import CheckpointError, EngineError, EngineUnavailable, Overloaded, RequestRefused, UtteranceFailed
 from engine.messages import AudioChunk, Done, EngineInfo, Sampling, SpeechRequest, Started
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "EngineInfo",
     "EngineUnavailable",
     "EngineUtterance",
+    "Overloaded",
     "RequestRefused",
     "Sampling",
     "SpeechRequest",

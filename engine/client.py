@@ -11,7 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.errors import EngineError, EngineUnavailable, RequestRefused, UtteranceFailed
+from engine.errors import EngineError, EngineUnavailable, Overloaded, RequestRefused, UtteranceFailed
 from engine.messages import (
     Append,
     AudioChunk,
@@ -36,7 +36,7 @@ from engine.messages import (
 log = logging.getLogger(__name__)
 
 CREDIT_STEP_S = 1.0
-_ERRORS = {kind.code: kind for kind in (EngineUnavailable, UtteranceFailed)}
+_ERRORS = {kind.code: kind for kind in (EngineUnavailable, Overloaded, UtteranceFailed)}
 
 
 class EngineUtterance:
@@ -217,7 +217,7 @@ class EngineClient:
             self._cancelled.discard(event.utterance)
         if isinstance(event, Failed):
             kind = _ERRORS.get(event.code, EngineError if event.retryable else RequestRefused)
-            utterance._deliver(kind(event.message, code=event.code, retryable=event.retryable))
+            utterance._deliver(kind(event.message, code=event.code, retryable=event.retryable, retry_after_s=event.retry_after_s))
         else:
             utterance._deliver(event)
 

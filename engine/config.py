@@ -31,7 +31,9 @@ class EngineConfig:
     credit_s: float = 60.0
     """Audio a client may leave untaken before the codec stops for it."""
     waiting: int = 64
-    """Utterances that may wait for a slot; more are refused."""
+    """Utterances that may wait for room; more are refused."""
+    longest_wait_s: float = 5.0
+    """An utterance that found no room for so long is refused."""
     max_text_chars: int = 20_000
     threads: int = 1
     """CPU threads of the engine process."""

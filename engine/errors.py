@@ -4,13 +4,17 @@ from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Root of everything the engine reports. `code` is stable and machine-readable, `retryable` says whether the same request may succeed later."""
+    """Root of everything the engine reports. `code` is stable and machine-readable; `retryable` says whether the same request
+    may succeed later, `retry_after_s` when that is worth a try, if known."""
 
     code = "engine_error"
     retryable = False
 
-    def __init__(self, message: str, *, code: str | None = None, retryable: bool | None = None) -> None:
+    retry_after_s: float | None = None
+
+    def __init__(self, message: str, *, code: str | None = None, retryable: bool | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
         if code is not None:
             self.code = code
         if retryable is not None:
@@ -33,6 +37,13 @@ class EngineUnavailable(EngineError):
     """No engine answers: not started yet, stopped, or restarted in mid-utterance."""
 
     code = "engine_unavailable"
+    retryable = True
+
+
+class Overloaded(EngineError):
+    """There is no room: the engine keeps what it has admitted instead of breaking everyone's sound."""
+
+    code = "overloaded"
     retryable = True
 
 

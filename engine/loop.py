@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, RequestRefused, UtteranceFailed
+from engine.errors import EngineError, Overloaded, RequestRefused, UtteranceFailed
 from engine.guard import SPARE_S, Guard, longest_s
 from engine.messages import (
     Append,
@@ -40,6 +40,7 @@ from engine.onset import OnsetTrim
 from engine.playback import PlaybackClock
 from engine.request import Utterance
 from engine.scheduler import Launch, Scheduler, Stage
+from engine.simulate import would_miss
 from engine.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,10 @@ Emit = Callable[[bytes, Event], None]
 # A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
 STUMBLE_S = 0.12
 TRACE_LAUNCHES = 10_000
+# A forecast that found no room stands for this long.
+FULL_FOR_S = 0.05
+# Seconds of speech a character usually takes.
+USUAL_S = 0.07
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class Voice:
     onset: OnsetTrim | None = None
     guard: Guard | None = None
     longest_s: float = 0.0
+    ready_s: float | None = None
+    """When it had enough text to begin."""
 
 
 class EngineLoop:
@@ -93,6 +100,7 @@ class EngineLoop:
         self._clock = clock
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
+        self._full_until_s = 0.0
 
     @property
     def idle(self) -> bool:
@@ -199,12 +207,11 @@ class EngineLoop:
             if key in self._active or key in self._waiting:
                 raise RequestRefused(f"utterance: number {number} is in use")
             if len(self._waiting) >= self.config.waiting:
-                raise EngineError(
-                    f"{len(self._waiting)} utterances are waiting already; try again in a few seconds", code="overloaded", retryable=True
-                )
+                retry_s = self._frees_in(now_s)
+                raise Overloaded(f"{len(self._waiting)} utterances are waiting already; try again in about {retry_s:.0f} s", retry_after_s=retry_s)
             voice = self._voice(key, request, now_s)
         except EngineError as error:
-            self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable))
+            self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable, error.retry_after_s))
             return
         self._waiting[key] = voice
 
@@ -256,15 +263,42 @@ class EngineLoop:
             u.text_issued += len(fresh)
 
     def _admit(self, now_s: float) -> None:
-        """Utterances with enough text to begin take free slots, oldest first."""
+        """Utterances with enough text to begin take free slots, oldest first, as long as nobody's sound would break for it."""
         for key, voice in list(self._waiting.items()):
-            if not self.stages.free_slots:
-                return
-            if voice.text.may_start(now_s, self.config.idle_flush_s):
+            if not voice.text.may_start(now_s, self.config.idle_flush_s):
+                continue
+            if voice.ready_s is None:
+                voice.ready_s = now_s
+            if self._has_room(voice, now_s):
                 del self._waiting[key]
                 self._active[key] = voice
                 self._take_slot(voice, may_end=not voice.utterance.request.live)
                 self._emit(key[0], Started(self.epoch, key[1]))
+            elif now_s - voice.ready_s >= self.config.longest_wait_s:
+                retry_s = self._frees_in(now_s)
+                what = f"no room within {self.config.longest_wait_s:g} s beside {len(self._active)} utterances; try again in about {retry_s:.0f} s"
+                self._fail(key, Overloaded(what, retry_after_s=retry_s))
+
+    def _has_room(self, voice: Voice, now_s: float) -> bool:
+        """A free slot, and no listener who would run dry for it. A download waits for spare time by itself."""
+        if not self.stages.free_slots:
+            return False
+        if not self._active or not voice.utterance.live:
+            return True
+        if now_s < self._full_until_s:
+            return False
+        others = [other.utterance for other in self._active.values()]
+        # Buffers can hide for seconds that there are too many, so what can be kept for good counts as well as the next second.
+        kept = self.scheduler.load(1 + sum(u.live and not u.speech_ended for u in others)) <= 1.0
+        full = not kept or would_miss(self.scheduler, now_s, others, voice.utterance)
+        if full:
+            self._full_until_s = now_s + FULL_FOR_S
+        return not full
+
+    def _frees_in(self, now_s: float) -> float:
+        """Seconds until the first of those being spoken should have been said, by the length of their text."""
+        left = [voice.text.received * USUAL_S - voice.utterance.frames_done * self.scheduler.frame_s for voice in self._active.values()]
+        return min(30.0, max(1.0, min(left, default=1.0)))
 
     def _take_slot(self, voice: Voice, *, may_end: bool) -> None:
         u = voice.utterance
@@ -308,7 +342,7 @@ class EngineLoop:
         return max(dry_s, stumble_s)
 
     def _next_due(self, now_s: float, utterances: list[Utterance]) -> float | None:
-        due = [voice.text.starts_in(now_s, self.config.idle_flush_s) for voice in self._waiting.values()] if self.stages.free_slots else []
+        due = [voice.text.starts_in(now_s, self.config.idle_flush_s) if voice.ready_s is None else FULL_FOR_S for voice in self._waiting.values()]
         due += [self._stall_due(voice, now_s) for voice in self._active.values() if voice.utterance.stalled]
         due.append(self.scheduler.wake_in(now_s, utterances))
         known = [seconds for seconds in due if seconds is not None]
@@ -385,7 +419,7 @@ class EngineLoop:
 
     def _fail(self, key: tuple[bytes, int], error: EngineError) -> None:
         self._forget(key)
-        self._emit(key[0], Failed(self.epoch, key[1], error.code, str(error), error.retryable))
+        self._emit(key[0], Failed(self.epoch, key[1], error.code, str(error), error.retryable, error.retry_after_s))
 
     def _forget(self, key: tuple[bytes, int]) -> Voice:
         voice = self._active.pop(key, None)

@@ -150,13 +150,14 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The last event of an utterance that was refused or broke."""
+    """The last event of an utterance that was refused or broke. `retry_after_s`: when trying again may help."""
 
     epoch: int
     utterance: int
     code: str
     message: str
     retryable: bool
+    retry_after_s: float | None = None
 
 
 Event = Welcome | Started | AudioChunk | Done | Failed

@@ -135,6 +135,13 @@ class Scheduler:
         sizes = self.config.chunk_frames
         return next((n for n in sizes if frame_s + self.costs.estimate(Stage.CODEC, rows, n) / n <= SUSTAINED * self.frame_s), sizes[-1])
 
+    def load(self, rows: int) -> float:
+        """The share of the device that `rows` live streams need for good, at the chunk size that costs least; above 1 they cannot all be kept."""
+        frame_s = self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
+        codec_s = min(self.costs.estimate(Stage.CODEC, rows, n) / n for n in self.config.chunk_frames)
+        launches = math.ceil(rows / self.config.buckets[-1])
+        return launches * (frame_s + codec_s) / self.frame_s
+
     def chunk_frames(self, utterance: Utterance, now_s: float) -> int:
         """Frames of the next codec chunk: the most the listener's buffer leaves time to make, the least when it is short."""
         if not utterance.has_sounded:

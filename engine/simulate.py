@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,11 @@ from engine.request import Utterance
 from engine.scheduler import ReadyWork, Scheduler, Stage, StageCosts
 
 SAMPLE_RATE, FRAME_SAMPLES = 24_000, 1920
+FORECAST_S = 1.0
+# Enough for a second of the CPUs and small batches that admission has to think about; a faster device is forecast less far.
+FORECAST_LAUNCHES = 150
+# Estimates are no truer than this.
+FORECAST_GRACE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,33 @@ class Run:
     def underrun_share(self) -> float:
         """Requests with a gap."""
         return sum(o.underruns > 0 for o in self.outcomes) / max(1, len(self.outcomes))
+
+
+def would_miss(scheduler: Scheduler, now_s: float, admitted: Sequence[Utterance], newcomer: Utterance) -> bool:
+    """Whether, in the next second, a listener of one of the `admitted` would run dry if `newcomer` joined. The costs are the
+    scheduler's own; all text is taken to be there, and nobody to end. Nothing that is passed in changes."""
+    forecast = copy.copy(scheduler)
+    rows = []
+    for u in (*admitted, newcomer):
+        twin = copy.copy(u)
+        twin.playback = copy.copy(u.playback)
+        twin.text_closed, twin.max_frames, twin.samples_consumed = True, u.max_frames + 10_000, 10**12
+        rows.append(twin)
+    time_s, end_s = now_s, now_s + FORECAST_S
+    for _ in range(FORECAST_LAUNCHES):
+        launch = forecast.pick(time_s, rows)
+        if launch is None:
+            wake_s = forecast.wake_in(time_s, rows)
+            time_s = end_s if wake_s is None else time_s + max(0.005, wake_s)
+        else:
+            time_s += forecast.costs.estimate(launch.stage, len(launch.rows), launch.frames)
+            for u in launch.rows:
+                if launch.stage is Stage.CODEC and u.has_sounded and time_s - u.playback.dry_at(time_s) > FORECAST_GRACE_S:
+                    return True
+                _advance(u, launch.stage, launch.frames, time_s)
+        if time_s >= end_s:
+            break
+    return any(u.has_sounded and u.live and time_s - u.playback.dry_at(time_s) > FORECAST_GRACE_S for u in rows)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -144,6 +177,19 @@ def _next_event(
 
 
 def _retire(u: Utterance, outcome: Outcome, stage: Stage, frames: int, now_s: float) -> None:
+    if stage is Stage.CODEC:
+        if not u.has_sounded:
+            outcome.ttfa_s = now_s - outcome.arrival.at_s
+        elif u.live and (late_s := now_s - u.playback.dry_at(now_s)) > 0:
+            outcome.underruns += 1
+            outcome.silent_s += late_s
+    _advance(u, stage, frames, now_s)
+    if u.complete:
+        outcome.done_s = now_s
+
+
+def _advance(u: Utterance, stage: Stage, frames: int, now_s: float) -> None:
+    """What a launch does to one of its rows, as EngineLoop would."""
     match stage:
         case Stage.TALKER:
             u.frames_issued += 1
@@ -152,15 +198,9 @@ def _retire(u: Utterance, outcome: Outcome, stage: Stage, frames: int, now_s: fl
             u.speech_ended = u.frames_done == u.max_frames
         case Stage.CODEC:
             u.frames_decoded += frames
-            if not u.has_sounded:
-                outcome.ttfa_s = now_s - outcome.arrival.at_s
-            elif u.live and (late_s := now_s - u.playback.dry_at(now_s)) > 0:
-                outcome.underruns += 1
-                outcome.silent_s += late_s
-            u.samples_emitted = u.samples_consumed = u.frames_decoded * FRAME_SAMPLES
+            u.samples_emitted += frames * FRAME_SAMPLES
+            u.samples_consumed = max(u.samples_consumed, u.samples_emitted)
             u.playback.emit(frames * FRAME_SAMPLES, now_s)
-            if u.complete:
-                outcome.done_s = now_s
 
 
 def poisson(rate: float, seconds: float, seed: int, *, files: float = 0.0) -> list[Arrival]:

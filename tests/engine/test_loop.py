@@ -367,3 +367,55 @@ def test_silence_before_speech_is_not_sent(tiny: Checkpoint, monkeypatch: pytest
     pcm = world.pcm(1)
     first_loud = int(np.flatnonzero(np.abs(pcm) > 300)[0])
     assert len(pcm) < 12 * 1920 - 2 * 1920 and first_loud <= 0.04 * 24000
+
+
+def slow_world(checkpoint: Checkpoint, frame_s: float, **changes: object) -> World:
+    """A loop whose Talker takes `frame_s` a launch, whatever the batch, and everything else nothing."""
+    world = World(checkpoint, **changes)
+    for rows in CONFIG.buckets:
+        for stage in Stage:
+            for frames in (1, 2, 4, 8):
+                world.stages.costs.record(stage, rows, frames, frame_s * rows if stage is Stage.TALKER else 1e-6)
+    launch = world.stages.talker
+
+    def talker(rows: list[int]) -> list[int | None]:
+        world.now_s += frame_s * len(rows)
+        return launch(rows)
+
+    world.stages.talker = talker  # type: ignore[method-assign]
+    return world
+
+
+def test_an_utterance_for_which_somebody_would_run_dry_waits_and_is_refused_in_the_end(tiny: Checkpoint) -> None:
+    """Each stream needs 45 % of the device: two fit, the third must wait, and is told when to come back."""
+    world = slow_world(tiny, 0.036, longest_wait_s=1.0)
+    for number in (1, 2, 3):
+        world.open(number, "the quick brown fox jumps over the lazy dog " * 8, max_frames=100, live=True, sampling=Sampling(seed=number))
+        world.run(0.5)
+    started = [event.utterance for event in world.events if isinstance(event, Started)]
+    assert started == [1, 2]
+    world.run(1.5)
+    failed = world.last(3)
+    assert isinstance(failed, Failed) and failed.code == "overloaded" and failed.retryable
+    assert failed.retry_after_s is not None and 1.0 <= failed.retry_after_s <= 30.0 and "try again in about" in failed.message
+    world.run(60.0)
+    assert world.done(1).samples > 0 and world.done(2).samples > 0
+
+
+def test_whoever_waited_starts_when_there_is_room(tiny: Checkpoint) -> None:
+    world = slow_world(tiny, 0.036, longest_wait_s=60.0)
+    for number in (1, 2, 3):
+        world.open(number, "one two three", sampling=Sampling(seed=number))
+    world.run(120.0)
+    assert [event.utterance for event in world.events if isinstance(event, Started)] == [1, 2, 3]
+    assert world.done(3).samples > 0
+
+
+def test_a_download_is_admitted_at_once(tiny: Checkpoint) -> None:
+    world = slow_world(tiny, 0.036)
+    for number in (1, 2):
+        world.open(number, "the quick brown fox " * 8, max_frames=60, sampling=Sampling(seed=number))
+    world.run(0.5)
+    world.open(3, "one two three", live=False, pace="file")
+    world.loop.turn(world.now_s)
+    assert isinstance(world.last(3), Started)
