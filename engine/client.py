@@ -145,7 +145,13 @@ class EngineClient:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(self.endpoint)
+        try:
+            self._socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            await self.close()
+            raise EngineUnavailable(
+                f"engine: {self.endpoint!r} is no ZeroMQ endpoint ({error.strerror}); write ipc://PATH or tcp://HOST:PORT"
+            ) from None
         self._tasks = [asyncio.create_task(self._receive(), name="engine-receive"), asyncio.create_task(self._greet(), name="engine-hello")]
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -153,6 +159,10 @@ class EngineClient:
         except TimeoutError:
             await self.close()
             raise EngineUnavailable(f"no engine answered at {self.endpoint} within {self._timeout_s:g} s") from None
+        except BaseException:
+            # Also when cancelled: a context that is collected with an open socket blocks for good.
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Drop the connection; open utterances end with EngineUnavailable."""

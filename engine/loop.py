@@ -252,7 +252,6 @@ class EngineLoop:
         if last and not u.text_closed:
             fresh.append(self.stages.checkpoint.config.tts_eos)
             u.text_closed = True
-            self.stages.allow_end(u.slot)
             if voice.guard is not None:
                 # A row eats one token a frame, so even text that is quickly said takes as many frames as it has tokens.
                 said = math.ceil((voice.longest_s + SPARE_S) / self.scheduler.frame_s) + u.text_issued + len(fresh)
@@ -305,7 +304,7 @@ class EngineLoop:
         if voice.reference is not None and not voice.body:
             self._put_reference(voice, voice.reference)
         u.slot, u.prompt_rows = self.stages.open(
-            voice.prefix, u.request.sampling, voice.seed, may_end=may_end or u.text_closed, body=voice.body, reference=voice.reference
+            voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
         )
         self._write(voice, voice.text.finished)
 
@@ -336,10 +335,14 @@ class EngineLoop:
                 self._feed(voice)
 
     def _stall_due(self, voice: Voice, now_s: float) -> float:
-        """Seconds until a stalled row must be closed. A sender as fast as speech is given a moment to stumble."""
-        dry_s = voice.utterance.playback.dry_at(now_s) - now_s - self.config.stall_slack_s
-        stumble_s = voice.text.appended_s + STUMBLE_S - now_s if voice.text.tokens_per_s >= TOKENS_PER_SECOND else 0.0
-        return max(dry_s, stumble_s)
+        """Seconds until a stalled row must be closed. At its beginning nobody has any slack yet: there a sender as fast as speech
+        is given a moment to stumble."""
+        u, text = voice.utterance, voice.text
+        dry_s = u.playback.dry_at(now_s) - now_s - self.config.stall_slack_s
+        begins = u.frames_done * self.scheduler.frame_s < 2 * self.config.stall_slack_s
+        if begins and text.tokens_per_s >= TOKENS_PER_SECOND:
+            return max(dry_s, text.appended_s + max(STUMBLE_S, 2 * text.word_s) - now_s)
+        return dry_s
 
     def _next_due(self, now_s: float, utterances: list[Utterance]) -> float | None:
         due = [voice.text.starts_in(now_s, self.config.idle_flush_s) if voice.ready_s is None else FULL_FOR_S for voice in self._waiting.values()]
@@ -357,6 +360,10 @@ class EngineLoop:
         voices = [self._active[u.client, u.number] for u in rows]
         match launch.stage:
             case Stage.TALKER:
+                for u in rows:
+                    if u.request.live and u.text_closed and u.text_issued - u.frames_issued in (0, 1):
+                        # This step eats the text's end; live speech may not end before, however the model would like to.
+                        self.stages.allow_end(u.slot)
                 self._retire_talker(voices, self.stages.talker(slots))
             case Stage.PREDICTOR:
                 self.stages.predictor(slots)
@@ -414,7 +421,11 @@ class EngineLoop:
 
     def _end(self, key: tuple[bytes, int], reason: str) -> None:
         voice = self._forget(key)
-        until = voice.text.received if reason in ("end", "cancelled") else min(voice.text.spoken_chars, voice.utterance.chars_eaten)
+        until = voice.text.received
+        if reason == "idle":
+            until = voice.text.spoken_chars
+        elif reason not in ("end", "cancelled"):
+            until = voice.utterance.chars_eaten
         self._emit(key[0], Done(self.epoch, key[1], reason, voice.utterance.samples_emitted, until))
 
     def _fail(self, key: tuple[bytes, int], error: EngineError) -> None:

@@ -57,8 +57,8 @@ class CodePredictor(nn.Module):
             self.kernel = StackKernel(lib, body, list(self.model.layers), self.model.norm)
             projection = self.small_to_mtp_projection
             projected = (projection.weight, projection.bias) if isinstance(projection, nn.Linear) else None
-            heads = [head.weight for head in self.lm_head]
-            self.frame_kernel = FrameKernel(self.kernel, projected, heads, [table.weight for table in self.model.codec_embedding])
+            heads, tables = ([part.get_parameter("weight") for part in parts] for parts in (self.lm_head, self.model.codec_embedding))
+            self.frame_kernel = FrameKernel(self.kernel, projected, heads, tables)
 
     def _attend(self, layer: int, rows: int, start: int, count: int) -> Attend:
         """Rows in lockstep: `count` positions from `start` each, q laid out row after row."""

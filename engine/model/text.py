@@ -21,6 +21,7 @@ TOKENS_PER_SECOND = 12.5
 START_TOKENS = 20
 # In scripts without spaces a token is safe once this many newer ones follow it (design 3.2a).
 NEWER_TOKENS = 3
+WORD_CHARS = 6
 _LEADING_LINES = re.compile(r"\s*[\r\n]+")
 _SENTENCE_END = re.compile(r"""[.!?…。！？；;:][)"'”’」』\]]*\s*$|[\r\n]\s*$|[。！？…]""")
 # Letters of scripts written without spaces between words: Thai to Myanmar, Khmer, kana, bopomofo, Han.
@@ -108,6 +109,9 @@ class LiveText:
         """Tokens that came out otherwise than tokenizing the whole text would have it."""
 
     def append(self, text: str, now_s: float) -> None:
+        """More text; none is taken once the utterance has been closed or finished, the sender opens the next with it."""
+        if self.finished:
+            return
         if self._first_s is None:
             self._first_s, self._first_chars = now_s, len(text)
         self._appends += 1
@@ -142,13 +146,22 @@ class LiveText:
         return self._spoken_to
 
     @property
+    def chars_per_s(self) -> float:
+        """The sender's speed: as known from before, else measured between this utterance's first and last append; 0 if unknown."""
+        if self._rate is not None:
+            return self._rate
+        elapsed_s = self.appended_s - self._first_s if self._first_s is not None else 0.0
+        return (self.received - self._first_chars) / elapsed_s if elapsed_s >= 0.03 and self._appends >= 3 else 0.0
+
+    @property
     def tokens_per_s(self) -> float:
-        """The sender's speed: as known from before, else measured between this utterance's first and last append."""
-        rate = self._rate
-        if rate is None:
-            elapsed_s = self.appended_s - self._first_s if self._first_s is not None else 0.0
-            rate = (self.received - self._first_chars) / elapsed_s if elapsed_s >= 0.03 and self._appends >= 3 else 0.0
-        return rate * self._tokens / max(self._spoken_to, 1)
+        """The same in tokens."""
+        return self.chars_per_s * self._tokens / max(self._spoken_to, 1)
+
+    @property
+    def word_s(self) -> float:
+        """Seconds a word of the sender's takes: text becomes safe word by word."""
+        return WORD_CHARS / self.chars_per_s if self.chars_per_s else 0.0
 
     def take(self) -> list[tuple[int, int]]:
         """Tokens that have become safe since the last call, each with the characters spoken once it is."""
@@ -188,7 +201,9 @@ class LiveText:
             return 0.0
         if not self._live or self._tokens <= self._spent:
             return None
-        wanted = max(1, math.ceil(START_TOKENS * (1 - self.tokens_per_s / TOKENS_PER_SECOND)))
+        # A reserve for a slow sender, and for any what is eaten until its next word.
+        slow = START_TOKENS * (1 - self.tokens_per_s / TOKENS_PER_SECOND)
+        wanted = max(1, math.ceil(slow), math.ceil(1.5 * self.word_s * TOKENS_PER_SECOND))
         if self._tokens - self._spent >= wanted or _SENTENCE_END.search(self._tail) or _SENTENCE_END.search(self._said):
             return 0.0
         return max(0.0, self.appended_s + idle_s - now_s)

@@ -6,18 +6,23 @@ import copy
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from engine import kernels
+from engine.config import EngineConfig
 from engine.kernels import native
+from engine.messages import Sampling
+from engine.model.checkpoint import Checkpoint
 from engine.model.codec import CodecDecoder, CodecState
 from engine.model.config import CodecConfig, PredictorConfig, TalkerConfig, TransformerConfig
 from engine.model.layers import fuse
 from engine.model.predictor import CodePredictor
+from engine.model.prompt import build_prefix
 from engine.model.talker import KVCache, Span, Talker
-from engine.stages import sampler
+from engine.stages import Stages, sampler
 
 LIBRARY = kernels.library()
 needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="no C compiler here, or VIVAVOCE_KERNELS=off")
@@ -214,6 +219,33 @@ def test_sampling(width: int) -> None:
 
 
 @needs_compiler
+def test_first_token() -> None:
+    """The head's product in float64, and the Talker's draw: penalty, end of speech, control ids never."""
+    torch.manual_seed(6)
+    assert LIBRARY is not None
+    codebook, eos, width = 45, 50, 61
+    weight = torch.randn(width, 35)
+    head = native.HeadKernel(LIBRARY, weight, codebook, eos)
+    drawn = different = 0
+    for number in range(200):
+        rows = 1 + number % 5
+        hidden = torch.randn(rows, 35) * 0.5
+        logits = head.logits(hidden)
+        assert error(logits, hidden.double() @ weight.double().t()) < 1e-5
+        temperature, top_k, top_p, greedy = mixed_sampling(rows)
+        seen, penalty, may_end = torch.rand(rows, codebook) < 0.3, 1.0 + torch.rand(rows), torch.rand(rows) < 0.5
+        numbers = torch.rand(rows, 4, dtype=torch.float64)[:, 0]
+        found = head.draw(logits, seen, penalty, may_end, (temperature, top_k, top_p, greedy, numbers))
+        codes = sampler.penalize(logits[:, :codebook], seen, penalty)
+        allowed = torch.cat((codes, logits[:, eos, None].masked_fill(~may_end[:, None], -torch.inf)), -1)
+        wanted = sampler.draw(torch.where(greedy[:, None], allowed, sampler.warp(allowed, temperature, top_k, top_p)), numbers, greedy)
+        assert not bool(((found == codebook) & ~may_end).any())
+        assert torch.equal(found[greedy], wanted[greedy])
+        drawn, different = drawn + rows, different + int((found != wanted).sum())
+    assert different <= 0.001 * drawn
+
+
+@needs_compiler
 @pytest.mark.parametrize("number", [0.0, 0.5, 1.0 - 2.0**-53])
 def test_sampling_at_the_ends(number: float) -> None:
     assert LIBRARY is not None
@@ -268,6 +300,31 @@ def test_codes_outside_the_codebook_are_refused() -> None:
     for code, slot in ((CODEC.codebook_size, 0), (-1, 0), (0, 2), (0, -1)):
         with pytest.raises(IndexError):
             single.kernel.decode(torch.full((1, 1, CODEC.groups), code), [slot], parts, done)
+
+
+@needs_compiler
+@pytest.mark.parametrize("greedy", [False, True])
+def test_stages_speak_the_same_with_and_without_kernels(tiny: Checkpoint, greedy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole launches as they are served, without taps: tokens, codes and samples of three rows."""
+    config = EngineConfig(slots=3, positions=128)
+    prefix = build_prefix(tiny.config, tiny.tokenizer, voice="ryan", language="english", instructions="")
+    spoken = []
+    for switch in ("", "off"):
+        monkeypatch.setenv(kernels.SWITCH, switch)
+        stages = Stages(tiny, config)
+        assert (stages.talker_stage.kernel is None) == (stages.codec_stage.codec.kernel is None) == (switch == "off")
+        slots = [stages.open(prefix, Sampling(greedy=greedy, top_p=0.9), seed, may_end=False)[0] for seed in range(3)]
+        tokens, sound = [], []
+        for frame in range(16):
+            tokens.append(stages.talker(slots))
+            stages.predictor(slots)
+            if frame % 4 == 3:
+                sound.append(stages.codec(slots, [frame - 3] * 3, 4))
+        spoken.append((tokens, stages.slots.codes[slots, :16].clone(), torch.tensor(np.array(sound, dtype=np.int64))))
+    (tokens, codes, samples), (twin_tokens, twin_codes, twin_samples) = spoken
+    assert tokens == twin_tokens
+    assert torch.equal(codes, twin_codes)
+    assert int((samples - twin_samples).abs().max()) <= 2
 
 
 def test_switched_off_the_twins_run(monkeypatch: pytest.MonkeyPatch) -> None:
