@@ -1,0 +1,1 @@
+"""The protocols the gateway speaks, one a file."""

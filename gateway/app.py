@@ -1,0 +1,73 @@
+"""The aiohttp application: what it holds, and every route."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from importlib import resources
+from pathlib import Path
+
+from aiohttp import web
+
+from gateway.api import native, operations
+from gateway.config import GatewayConfig
+from gateway.keys import CONFIG, ENGINES, PEERS, SESSIONS
+from gateway.pool import EnginePool
+from gateway.rtc import ice, whep
+from gateway.rtc.peers import Peers
+from gateway.sessions import Sessions
+
+MAX_BODY_BYTES = 1 << 18
+PAGE_FILES = "{name:[A-Za-z0-9_./-]+\\.(html|js|mjs|css|svg|png|ico)}"
+
+
+def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
+    """The gateway, ready to be run. The caller owns `engines`."""
+    ice.install()
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app[CONFIG] = config
+    app[ENGINES] = engines
+    app[SESSIONS] = Sessions(config, engines)
+    app[PEERS] = Peers(config.connect_s)
+    app.on_shutdown.append(_hang_up)
+    app.cleanup_ctx.append(_conversations)
+    app.add_routes(
+        [
+            web.get("/v1/speech", native.speech),
+            web.options(native.WHEP_PATH, whep.options),
+            web.get(native.WHEP_PATH, whep.discover),
+            web.post(native.WHEP_PATH, whep.offer),
+            web.options(native.WHEP_PATH + "/{ident}", whep.options),
+            web.get(native.WHEP_PATH + "/{ident}", whep.discover, name="whep-listener"),
+            web.patch(native.WHEP_PATH + "/{ident}", whep.trickle),
+            web.delete(native.WHEP_PATH + "/{ident}", whep.hang_up),
+            web.get("/health", operations.health),
+            web.get("/ready", operations.ready),
+            web.get("/", page),
+            web.get("/" + PAGE_FILES, page),
+        ]
+    )
+    return app
+
+
+async def page(request: web.Request) -> web.StreamResponse:
+    """GET / and the files beside it: the browser demo."""
+    return web.FileResponse(_page_file(request.match_info.get("name", "index.html")), headers={"Cache-Control": "no-cache"})
+
+
+def _page_file(name: str) -> Path:
+    root = Path(str(resources.files("web"))).resolve()
+    file = (root / name).resolve()
+    if not file.is_relative_to(root) or not file.is_file():
+        raise web.HTTPNotFound
+    return file
+
+
+async def _hang_up(app: web.Application) -> None:
+    """Before aiohttp waits for its handlers: close the WebSockets, which ends them."""
+    app[SESSIONS].hang_up()
+
+
+async def _conversations(app: web.Application) -> AsyncIterator[None]:
+    yield
+    await app[SESSIONS].close_all()
+    await app[PEERS].close_all()

@@ -1,0 +1,177 @@
+"""The native protocol, version 1: one typed event a message, JSON with the event's name in `type`.
+
+A client sends `ClientEvent`s and receives `ServerEvent`s. Unknown fields are ignored. `utterance` counts from 1 within a
+session, in speaking order. Characters are Unicode code points."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+AudioFormat = Literal["pcm_s16le", "webrtc"]
+
+
+class Audio(msgspec.Struct, frozen=True):
+    """How the session is heard: raw 24 kHz mono PCM in this WebSocket's binary frames, or Opus to the WHEP listener."""
+
+    format: AudioFormat
+
+
+# Client events
+
+
+class SessionUpdate(msgspec.Struct, frozen=True, tag="session.update"):
+    """Set up the session, or change it from the next utterance on. Fields left out keep their value."""
+
+    voice: str | None = None
+    language: str | None = None
+    instructions: str | None = None
+    audio: Audio | None = None
+
+
+class TextAppend(msgspec.Struct, frozen=True, tag="text.append"):
+    """More text, as it is written. An empty text is legal and does nothing."""
+
+    text: str
+
+
+class TextFlush(msgspec.Struct, frozen=True, tag="text.flush"):
+    """Speak what is here to its end now; later text opens the next utterance."""
+
+
+class TextEnd(msgspec.Struct, frozen=True, tag="text.end"):
+    """The text of this utterance is complete; later text opens the next utterance."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop speaking: the given utterance and all later ones, or everything. One that is over already is left alone."""
+
+    utterance: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answered with `pong`."""
+
+
+ClientEvent = SessionUpdate | TextAppend | TextFlush | TextEnd | Cancel | Ping
+CLIENT_EVENTS = (SessionUpdate, TextAppend, TextFlush, TextEnd, Cancel, Ping)
+
+
+# Server events
+
+
+class SessionCreated(msgspec.Struct, frozen=True, tag="session.created"):
+    """The first event. Whoever has `token` may listen to this session by posting an offer to `whep`."""
+
+    session: str
+    token: str
+    whep: str
+
+
+class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
+    """The settings in force, and what the checkpoint offers."""
+
+    voice: str | None
+    language: str
+    audio: Audio
+    voices: list[str]
+    languages: list[str]
+
+
+class UtteranceStarted(msgspec.Struct, frozen=True, tag="utterance.started"):
+    """Its first audio has left. `ttfa_ms` counts from the receipt of its first text."""
+
+    utterance: int
+    ttfa_ms: float
+
+
+class UtteranceProgress(msgspec.Struct, frozen=True, tag="utterance.progress"):
+    """How far the listener is: audio heard, and an estimate of the characters heard, cut back to a word's end."""
+
+    utterance: int
+    spoken_ms: int
+    text_until: int
+
+
+class UtteranceDone(msgspec.Struct, frozen=True, tag="utterance.done"):
+    """All its audio has been sent. `reason`: end, length, idle (the rest of the text follows as the next utterance), empty, or error."""
+
+    utterance: int
+    reason: str
+    duration_ms: int
+    text: str
+
+
+class UtteranceCancelled(msgspec.Struct, frozen=True, tag="utterance.cancelled"):
+    """It was stopped by `cancel`; no audio of it follows. What the listener has heard of it is an estimate."""
+
+    utterance: int
+    heard_ms: int
+    heard_text: str
+
+
+class Error(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
+    """Something was refused or failed; the session goes on. `retryable` says whether the same may succeed later."""
+
+    code: str
+    message: str
+    retryable: bool
+    utterance: int | None = None
+
+    # `retryable` has no default, so that it is always on the wire.
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """The answer to `ping`."""
+
+
+ServerEvent = SessionCreated | SessionUpdated | UtteranceStarted | UtteranceProgress | UtteranceDone | UtteranceCancelled | Error | Pong
+
+
+class EventError(Exception):
+    """An event that cannot be acted on; goes to the client as `error`."""
+
+    def __init__(self, code: str, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retryable = retryable
+
+    def event(self) -> Error:
+        """Its form on the wire."""
+        return Error(self.code, str(self), self.retryable)
+
+
+class _Tag(msgspec.Struct, frozen=True):
+    type: str
+
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
+_tag_decoder = msgspec.json.Decoder(_Tag)
+_names = [str(event.__struct_config__.tag) for event in CLIENT_EVENTS]
+
+
+def encode(event: ServerEvent) -> str:
+    """One event as JSON text."""
+    return _encoder.encode(event).decode()
+
+
+def decode(message: str) -> ClientEvent:
+    """One client event. Raises EventError: malformed_event, unknown_event or invalid_event."""
+    try:
+        return _decoder.decode(message)
+    except msgspec.ValidationError as error:
+        raise _explain(message, error) from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise EventError("malformed_event", f"not JSON: {error}") from error
+
+
+def _explain(message: str, error: msgspec.ValidationError) -> EventError:
+    try:
+        name = _tag_decoder.decode(message).type
+    except msgspec.DecodeError:
+        return EventError("malformed_event", "an event is a JSON object with a string `type`")
+    if name not in _names:
+        return EventError("unknown_event", f"no event is called {name[:60]!r}; known: {', '.join(_names)}")
+    return EventError("invalid_event", f"{name}: {str(error).replace('`$.', '`')}")

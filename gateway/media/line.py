@@ -1,0 +1,215 @@
+"""A session's way out for audio: OpusLine feeds the WebRTC listener, PcmLine the session's own WebSocket.
+
+Utterances are written one after another, in order of their numbers; the session is told when the first sample of one has left
+and when all of it has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from concurrent.futures import Executor
+from typing import NamedTuple, Protocol
+
+from gateway.media.opus import LOOKAHEAD_SAMPLES, PACKET_BYTES, PACKET_S, PACKET_SAMPLES, RATE, OpusEncoder
+from gateway.media.pacer import BURST_PACKETS
+from gateway.media.playout import Playout
+
+FIRST_HOP_PACKETS = BURST_PACKETS
+HOP_PACKETS = 10
+QUEUE_S = 5.0
+"""Writers wait while this much is encoded and unsent; the engine's credit then stops it."""
+
+
+class LineEvents(Protocol):
+    """What a line tells its session."""
+
+    def audio_started(self, utterance: int, now_s: float) -> None:
+        """The first sample is leaving now."""
+
+    def audio_sent(self, utterance: int, now_s: float) -> None:
+        """All of it has left."""
+
+
+class Line(Protocol):
+    """What a session needs of a line."""
+
+    playout: Playout
+
+    async def write(self, utterance: int, pcm: bytes) -> None:
+        """More s16le audio of `utterance`; waits while the line is full."""
+
+    async def end(self, utterance: int) -> None:
+        """`utterance` is complete."""
+
+    def drop(self, first: int, now_s: float) -> None:
+        """Nothing more of utterance `first` and later ones may leave. The caller has stopped writing them."""
+
+
+class Packet(NamedTuple):
+    """20 ms of Opus. `samples` counts those that are speech and not padding."""
+
+    payload: bytes
+    utterance: int
+    samples: int
+    first: bool
+
+
+class OpusLine:
+    """Encodes as audio arrives and keeps packets until the attached listener's track takes them at their time.
+
+    With no listener attached audio waits. A new listener replaces the old one and goes on where that one stopped."""
+
+    def __init__(self, events: LineEvents, encoders: Executor) -> None:
+        self.playout = Playout(RATE)
+        self.underruns = 0
+        """Packets in mid-utterance that were not ready before the listener ran dry: the engine was late."""
+        self.stalls = 0
+        """Packets that were ready, and sent only after the listener ran dry: this process was late."""
+        self._events = events
+        self._encoders = encoders
+        self._encoder: OpusEncoder | None = None
+        self._writing = 0
+        self._begun = False
+        self._pcm = bytearray()
+        self._packets: deque[Packet] = deque()
+        self._ends: deque[int] = deque()
+        self._listener: object | None = None
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def write(self, utterance: int, pcm: bytes) -> None:
+        """See Line."""
+        if utterance != self._writing:
+            self._writing, self._begun = utterance, False
+        self._pcm += pcm
+        while True:
+            # A spurt's burst first, and nothing before it is whole; then whatever is there.
+            least, most = (1, HOP_PACKETS) if self._begun else (FIRST_HOP_PACKETS, FIRST_HOP_PACKETS)
+            count = min(len(self._pcm) // PACKET_BYTES, most)
+            if count < least:
+                return
+            await self._encode(count, count * PACKET_SAMPLES)
+            await self._room.wait()
+
+    async def end(self, utterance: int) -> None:
+        """See Line."""
+        if utterance == self._writing:
+            speech = len(self._pcm) // 2
+            # Silence enough to push the last sample through the decoder, up to a whole packet.
+            self._pcm += bytes(2 * LOOKAHEAD_SAMPLES)
+            self._pcm += bytes(-len(self._pcm) % PACKET_BYTES)
+            while self._pcm:
+                count = min(len(self._pcm) // PACKET_BYTES, HOP_PACKETS)
+                await self._encode(count, min(speech, count * PACKET_SAMPLES))
+                speech = max(speech - count * PACKET_SAMPLES, 0)
+        self._ends.append(utterance)
+        self._settle()
+
+    def drop(self, first: int, now_s: float) -> None:
+        """See Line."""
+        if self._writing >= first:
+            # A hop may still run in its thread: it keeps the old encoder, its packets go nowhere.
+            self._encoder, self._pcm, self._writing = None, bytearray(), 0
+        while self._packets and self._packets[-1].utterance >= first:
+            self._packets.pop()
+        self._ends = deque(number for number in self._ends if number < first)
+        self._make_room()
+        if not self._packets:
+            self.playout.cut(now_s)
+
+    def attach(self, listener: object) -> None:
+        """From now on `listener` takes the packets, and nobody else."""
+        self._listener = listener
+        self._arrived.set()
+
+    def detach(self, listener: object) -> None:
+        """`listener` takes no more packets."""
+        if self._listener is listener:
+            self._listener = None
+            self._arrived.set()
+
+    async def ready(self, listener: object) -> bool:
+        """Wait for a packet. False: `listener` is not attached any more."""
+        while self._listener is listener:
+            if self._packets:
+                return True
+            self._arrived.clear()
+            await self._arrived.wait()
+        return False
+
+    def take(self, listener: object, now_s: float) -> Packet | None:
+        """The next packet, to be sent now. None: it was dropped meanwhile, or `listener` is not attached any more."""
+        if not self._packets or self._listener is not listener:
+            return None
+        packet = self._packets.popleft()
+        self._make_room()
+        self.playout.sent(packet.utterance, packet.samples, now_s)
+        if packet.first:
+            self._events.audio_started(packet.utterance, now_s)
+        self._settle()
+        return packet
+
+    async def _encode(self, count: int, samples: int) -> None:
+        if self._encoder is None:
+            self._encoder = OpusEncoder()
+        pcm = bytes(self._pcm[: count * PACKET_BYTES])
+        del self._pcm[: count * PACKET_BYTES]
+        payloads = await asyncio.get_running_loop().run_in_executor(self._encoders, self._encoder.encode, pcm)
+        for payload in payloads:
+            speech = min(samples, PACKET_SAMPLES)
+            samples -= speech
+            self._packets.append(Packet(payload, self._writing, speech, not self._begun))
+            self._begun = True
+        self._arrived.set()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if len(self._packets) * PACKET_S < QUEUE_S:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def _settle(self) -> None:
+        while self._ends and (not self._packets or self._packets[0].utterance > self._ends[0]):
+            self._events.audio_sent(self._ends.popleft(), time.monotonic())
+
+
+class AudioSocket(Protocol):
+    """The session's WebSocket, as far as PcmLine needs it."""
+
+    async def audio(self, utterance: int, pcm: bytes) -> None:
+        """Queue a binary frame; waits while too much is queued."""
+
+    def drop_audio(self, first: int) -> None:
+        """Forget queued frames of utterance `first` and later ones."""
+
+
+class PcmLine:
+    """Audio as binary frames, as fast as the engine makes it; playback is taken to start with the first frame."""
+
+    def __init__(self, events: LineEvents, socket: AudioSocket) -> None:
+        self.playout = Playout(RATE)
+        self._events = events
+        self._socket = socket
+        self._writing = 0
+
+    async def write(self, utterance: int, pcm: bytes) -> None:
+        """See Line."""
+        now_s = time.monotonic()
+        if utterance != self._writing:
+            self._writing = utterance
+            self._events.audio_started(utterance, now_s)
+        self.playout.sent(utterance, len(pcm) // 2, now_s)
+        await self._socket.audio(utterance, pcm)
+
+    async def end(self, utterance: int) -> None:
+        """See Line."""
+        self._events.audio_sent(utterance, time.monotonic())
+
+    def drop(self, first: int, now_s: float) -> None:
+        """See Line."""
+        self._socket.drop_audio(first)
+        if self._writing >= first:
+            self.playout.cut(now_s)

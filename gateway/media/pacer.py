@@ -1,0 +1,52 @@
+"""Pacer: when each 20 ms packet leaves and which RTP time it carries. Pure; the clock comes in as `now_s`.
+
+RTP time is wall-clock time: it runs on through pauses, in whole packets, so that a receiver takes the next word for speech after
+a pause and not for a late packet. A spurt starts with four packets at once and keeps that lead; within a spurt packet times
+lie on an absolute schedule, so that lateness never accumulates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+RTP_RATE = 48000
+PACKET_TICKS = 960
+PACKET_S = PACKET_TICKS / RTP_RATE
+BURST_PACKETS = 4
+LEAD_S = (BURST_PACKETS - 1) * PACKET_S
+"""60 ms, the page's jitterBufferTarget: a receiver whose target is larger than the lead stretches the first word (with three packets
+at once by 27 ms), and the engine's first chunk is four packets long anyway."""
+GRACE_S = 0.04
+"""How far beyond the end of what was sent a packet may still join the spurt: a receiver's own buffer bridges about this much."""
+
+
+class Slot(NamedTuple):
+    """Where the next packet goes."""
+
+    due_s: float
+    rtp_time: int
+    starts_spurt: bool
+
+
+class Pacer:
+    """The schedule of one RTP stream. Ask for the next `slot`, wait until it is due, send, say `sent`."""
+
+    def __init__(self, epoch_s: float) -> None:
+        self._epoch_s = epoch_s
+        self._anchor_s = epoch_s
+        self._anchor_rtp = 0
+        self._next_rtp = 0
+        self._begun = False
+
+    def slot(self, now_s: float) -> Slot:
+        """The next packet's place, if it is ready now. A packet that comes after the listener has run dry starts a new spurt."""
+        plays_s = self._anchor_s + (self._next_rtp - self._anchor_rtp) / RTP_RATE
+        if self._begun and now_s <= plays_s + GRACE_S:
+            return Slot(plays_s - LEAD_S, self._next_rtp, False)
+        wall_rtp = round((now_s - self._epoch_s) * RTP_RATE / PACKET_TICKS) * PACKET_TICKS
+        return Slot(now_s, max(wall_rtp, self._next_rtp), True)
+
+    def sent(self, slot: Slot) -> None:
+        """The packet has left in this slot."""
+        if slot.starts_spurt:
+            self._anchor_s, self._anchor_rtp, self._begun = slot.due_s, slot.rtp_time, True
+        self._next_rtp = slot.rtp_time + PACKET_TICKS

@@ -1,0 +1,1 @@
+"""WebRTC listeners: WHEP in, one aiortc peer each."""

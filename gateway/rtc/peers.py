@@ -1,0 +1,43 @@
+"""Peers: the WebRTC listeners there are now."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from gateway.rtc.peer import Peer
+from gateway.session import Session
+from gateway.sessions import NoSuchSession
+
+
+class Peers:
+    """Listeners by their WHEP identifier, at most one a session: a second one replaces the first."""
+
+    def __init__(self, connect_s: float) -> None:
+        self._connect_s = connect_s
+        self._peers: dict[str, Peer] = {}
+
+    async def add(self, session: Session, offer: str) -> tuple[str, str]:
+        """A new listener for `session`: its identifier and SDP answer. Raises BadOffer, which leaves the old
+        listener alone, or NoSuchSession."""
+        peer = Peer(secrets.token_urlsafe(12), session.media, self._connect_s, self._gone)
+        answer = await peer.answer(offer)
+        self._peers[peer.ident] = peer
+        if session.closed:
+            await peer.close()
+            raise NoSuchSession("the session ended meanwhile")
+        old, session.listener = session.listener, peer
+        if old is not None:
+            old.dismiss()
+        return peer.ident, answer
+
+    def get(self, ident: str) -> Peer | None:
+        """The listener with this identifier."""
+        return self._peers.get(ident)
+
+    async def close_all(self) -> None:
+        """Send all listeners away."""
+        await asyncio.gather(*(peer.close() for peer in list(self._peers.values())))
+
+    def _gone(self, peer: Peer) -> None:
+        self._peers.pop(peer.ident, None)

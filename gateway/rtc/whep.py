@@ -1,0 +1,127 @@
+"""WHEP: a listener posts its offer with the session's listen token and gets the answer.
+
+One listener a session: a second one replaces the first. No ICE restart, so no ETag. The answer carries all our candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from gateway.keys import PEERS, SESSIONS
+from gateway.rtc.offer import BadOffer
+from gateway.rtc.peer import IceRestart, Peer
+from gateway.sessions import BadToken, NoSuchSession
+
+SDP = "application/sdp"
+TRICKLE = "application/trickle-ice-sdpfrag"
+CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "OPTIONS, POST, PATCH, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, If-Match",
+    "Access-Control-Expose-Headers": "Location, Link, ETag",
+    "Access-Control-Max-Age": "86400",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def cross_origin(handler: Handler) -> Handler:
+    """A page from any origin may listen: what counts is the token. Turns refusals into problem JSON (RFC 9457)."""
+
+    async def wrapped(request: web.Request) -> web.Response:
+        try:
+            response = await handler(request)
+        except Refused as refused:
+            response = refused.response()
+        response.headers.update(CORS)
+        return response
+
+    return wrapped
+
+
+class Refused(Exception):
+    """A request that gets an error status; the message is its detail."""
+
+    def __init__(self, status: int, message: object, headers: dict[str, str] | None = None) -> None:
+        super().__init__(str(message))
+        self._status = status
+        self._headers = headers
+
+    def response(self) -> web.Response:
+        """Its form on the wire."""
+        body = {"status": self._status, "detail": str(self)}
+        return web.json_response(body, status=self._status, headers=self._headers, content_type="application/problem+json")
+
+
+@cross_origin
+async def options(request: web.Request) -> web.Response:
+    """OPTIONS: the preflight."""
+    return web.Response(headers={"Accept-Post": SDP, "Accept-Patch": TRICKLE})
+
+
+@cross_origin
+async def discover(request: web.Request) -> web.Response:
+    """GET or HEAD of the endpoint or a listener: nothing to see, by the draft."""
+    return web.Response(content_type=SDP)
+
+
+@cross_origin
+async def offer(request: web.Request) -> web.Response:
+    """POST /v1/whep: listen to a session."""
+    if request.content_type != SDP:
+        raise Refused(415, f"the body must be {SDP}", {"Accept-Post": SDP})
+    try:
+        session = request.app[SESSIONS].by_token(_token(request))
+        ident, answer = await request.app[PEERS].add(session, await _text(request))
+    except BadToken as error:
+        raise Refused(401, error, {"WWW-Authenticate": "Bearer"}) from error
+    except NoSuchSession as error:
+        raise Refused(404, error) from error
+    except BadOffer as error:
+        raise Refused(400, error) from error
+    location = str(request.app.router["whep-listener"].url_for(ident=ident))
+    return web.Response(status=201, text=answer, content_type=SDP, headers={"Location": location})
+
+
+@cross_origin
+async def trickle(request: web.Request) -> web.Response:
+    """PATCH /v1/whep/ID: candidates of the listener. With or without If-Match, for whip-whep sends none."""
+    peer = _peer(request)
+    if request.content_type != TRICKLE:
+        raise Refused(415, f"the body must be {TRICKLE}", {"Accept-Patch": TRICKLE})
+    if request.headers.get("If-Match") == "*":
+        raise Refused(422, "ICE restart is not supported; send a new offer instead")
+    try:
+        await peer.trickle(await _text(request))
+    except IceRestart as error:
+        raise Refused(422, error) from error
+    return web.Response(status=204)
+
+
+@cross_origin
+async def hang_up(request: web.Request) -> web.Response:
+    """DELETE /v1/whep/ID: stop listening; the session goes on."""
+    await _peer(request).close()
+    return web.Response()
+
+
+def _peer(request: web.Request) -> Peer:
+    peer = request.app[PEERS].get(request.match_info["ident"])
+    if peer is None:
+        raise Refused(404, "no such listener")
+    return peer
+
+
+def _token(request: web.Request) -> str | None:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.query.get("token")
+
+
+async def _text(request: web.Request) -> str:
+    try:
+        return await request.text()
+    except (UnicodeDecodeError, LookupError) as error:
+        raise Refused(400, f"the body is not text: {error}") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise Refused(413, "the body is too large") from error

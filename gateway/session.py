@@ -1,0 +1,332 @@
+"""Session: text in, utterances one after another, audio out, barge-in.
+
+The engine makes one utterance at a time; the next begins when the engine is done with it, and its audio queues behind, so that
+no gap arises. Everything here runs on the event loop; only `_make` and `_report` wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from concurrent.futures import Executor
+from typing import Protocol
+
+from engine import AudioChunk, Done, EngineError, SpeechRequest
+from gateway.config import GatewayConfig
+from gateway.events import (
+    Cancel,
+    ClientEvent,
+    Error,
+    EventError,
+    Ping,
+    Pong,
+    ServerEvent,
+    SessionUpdate,
+    TextAppend,
+    TextEnd,
+    TextFlush,
+    UtteranceCancelled,
+    UtteranceDone,
+    UtteranceProgress,
+    UtteranceStarted,
+)
+from gateway.media.line import AudioSocket, Line, OpusLine, PcmLine
+from gateway.media.opus import RATE
+from gateway.media.tap import Tap
+from gateway.pool import EnginePool
+from gateway.rtc.peer import Peer
+from gateway.sender import TextRate
+from gateway.settings import Settings
+from gateway.utterance import Utterance
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 0.2
+LAST_MOMENT_S = 0.1
+
+
+class Socket(AudioSocket, Protocol):
+    """The client's side of a session."""
+
+    def event(self, event: ServerEvent) -> None:
+        """Queue an event for the client."""
+
+    def hang_up(self) -> None:
+        """Close the client's connection, for the gateway is stopping."""
+
+
+class Session:
+    """One client's conversation. Feed it events with `handle`, end it with `close`; it answers on its socket."""
+
+    def __init__(self, ident: str, token: str, config: GatewayConfig, engines: EnginePool, socket: Socket, encoders: Executor) -> None:
+        self.ident = ident
+        self.token = token
+        self.media = OpusLine(self, encoders)
+        self.listener: Peer | None = None
+        self.closed = False
+        self._config = config
+        self._engines = engines
+        self._socket = socket
+        self._pcm = PcmLine(self, socket)
+        self._line: Line = self._pcm
+        self._settings: Settings | None = None
+        self._rate = TextRate()
+        self._count = 0
+        self._open: Utterance | None = None
+        """Takes text now."""
+        self._waiting: deque[Utterance] = deque()
+        """Not begun by the engine."""
+        self._live: list[Utterance] = []
+        """Begun by the engine and not heard to the end."""
+        self._making: Utterance | None = None
+        self._maker: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sounding = asyncio.Event()
+        self._own(asyncio.create_task(self._report(), name=f"report-{ident}"))
+
+    # Events from the client
+
+    def handle(self, event: ClientEvent) -> None:
+        """Act on one event. What cannot be done is answered with `error`."""
+        try:
+            self._act(event, time.monotonic())
+        except EventError as error:
+            self._socket.event(error.event())
+        except EngineError as error:
+            self._socket.event(Error(error.code, str(error), error.retryable))
+
+    def _act(self, event: ClientEvent, now_s: float) -> None:
+        match event:
+            case TextAppend(text):
+                self._append(text, now_s)
+            case TextFlush() | TextEnd():
+                self._finish()
+            case Cancel(utterance):
+                self._cancel(utterance, now_s)
+            case SessionUpdate():
+                self._update(event)
+            case Ping():
+                self._socket.event(Pong())
+
+    def _update(self, update: SessionUpdate) -> None:
+        settings = (self._settings or Settings.initial(self._engines.info)).updated(update, self._engines.info, self._config.max_append_chars)
+        line: Line = self.media if settings.audio.format == "webrtc" else self._pcm
+        if line is not self._line:
+            if self._waiting or any(not utterance.sent for utterance in self._live):
+                raise EventError("session_busy", "the audio format can change only while nothing is being spoken", retryable=True)
+            for utterance in list(self._live):
+                self._forget(utterance)
+        self._line, self._settings = line, settings
+        self._socket.event(settings.event(self._engines.info))
+
+    def _configured(self) -> Settings:
+        if self._settings is None:
+            raise EventError("session_not_configured", "send session.update before any text")
+        return self._settings
+
+    def _append(self, text: str, now_s: float) -> None:
+        settings = self._configured()
+        if not text:
+            return
+        if len(text) > self._config.max_append_chars:
+            raise EventError("text_too_long", f"one text.append may carry {self._config.max_append_chars} characters, this has {len(text)}")
+        limit = min(self._config.max_utterance_chars, self._engines.info.max_text_chars)
+        if len(text) + (len(self._open.text) if self._open else 0) > limit:
+            raise EventError("text_too_long", f"an utterance may have {limit} characters; send text.end to begin the next")
+        if self._open is None and len(self._waiting) >= self._config.max_waiting_utterances:
+            raise EventError("too_many_utterances", f"{len(self._waiting)} utterances are waiting already", retryable=True)
+        self._rate.append(len(text), now_s)
+        if self._open is None:
+            self._open = Utterance(text, settings, now_s)
+            self._waiting.append(self._open)
+        else:
+            if self._open.blank:
+                self._open.first_text_s = now_s
+            self._open.append(text, now_s)
+        self._make_next()
+
+    def _finish(self) -> None:
+        self._configured()
+        if self._open is not None:
+            self._open.finish()
+            self._open = None
+            self._make_next()
+
+    def _cancel(self, first: int | None, now_s: float) -> None:
+        first = first or 1
+        doomed = [utterance for utterance in self._live if utterance.number >= first and not self._heard_out(utterance, now_s)]
+        if not doomed and first > 1:
+            return
+        self._waiting.clear()
+        if self._open is not None and (self._open.number == 0 or self._open in doomed):
+            self._open = None
+        if not doomed:
+            return
+        if self._making in doomed and self._maker is not None:
+            self._maker.cancel()
+            self._making = self._maker = None
+        heard = {utterance.number: self._line.playout.heard(utterance.number, now_s) for utterance in doomed}
+        self._line.drop(doomed[0].number, now_s)
+        for utterance in doomed:
+            if utterance.engine is not None:
+                utterance.engine.cancel()
+            self._forget(utterance)
+            samples = heard[utterance.number]
+            self._socket.event(UtteranceCancelled(utterance.number, _ms(samples), utterance.text[: utterance.heard_chars(samples)]))
+
+    # From text to audio
+
+    def _make_next(self) -> None:
+        """Give the engine the next utterance, if it is free and there is one."""
+        if self._maker is not None or not self._waiting or (self._waiting[0].blank and not self._waiting[0].complete):
+            return
+        utterance = self._waiting.popleft()
+        self._count += 1
+        utterance.number = self._count
+        self._live.append(utterance)
+        self._sounding.set()
+        self._making = utterance
+        self._maker = self._own(asyncio.create_task(self._make(utterance), name=f"make-{self.ident}-{utterance.number}"))
+
+    async def _make(self, utterance: Utterance) -> None:
+        try:
+            try:
+                await self._speak(utterance)
+            except EngineError as error:
+                self._fail(utterance, Error(error.code, str(error), error.retryable, utterance.number))
+            await self._line.end(utterance.number)
+        except Exception:
+            # A defect of ours must not end the session in silence.
+            log.exception("session %s: utterance %d failed", self.ident, utterance.number)
+            now_s = time.monotonic()
+            self._line.drop(utterance.number, now_s)
+            self._fail(utterance, Error("internal_error", "the utterance failed inside the gateway", True, utterance.number))
+            self.audio_sent(utterance.number, now_s)
+        self._making = self._maker = None
+        self._make_next()
+
+    async def _speak(self, utterance: Utterance) -> None:
+        if utterance.blank:
+            utterance.reason = "empty"
+            return
+        settings = utterance.settings
+        request = SpeechRequest(settings.voice, settings.language, settings.instructions, text_rate=self._rate.chars_per_s)
+        engine = self._engines.open(request)
+        utterance.begin(engine)
+        tap = Tap(self._config.tap, self.ident, utterance.number) if self._config.tap else None
+        async for event in engine:
+            match event:
+                case AudioChunk():
+                    utterance.chunk(event)
+                    if tap is not None:
+                        tap.add(event.pcm)
+                    await self._line.write(utterance.number, event.pcm)
+                case Done():
+                    self._carry_over(utterance, utterance.done(event))
+        if tap is not None:
+            await asyncio.to_thread(tap.save)
+
+    def _carry_over(self, utterance: Utterance, left: str) -> None:
+        """The engine is done with `utterance`; text it left unspoken begins the next one."""
+        was_open = self._open is utterance
+        if was_open:
+            self._open = None
+        if left and not (left.isspace() and utterance.complete):
+            following = Utterance(left, utterance.settings, utterance.last_text_s)
+            following.complete = utterance.complete
+            self._waiting.appendleft(following)
+            if was_open:
+                self._open = following
+
+    def _fail(self, utterance: Utterance, error: Error) -> None:
+        utterance.reason = "error"
+        if self._open is utterance:
+            self._open = None
+        self._socket.event(error)
+
+    # From the line (gateway.media.line.LineEvents)
+
+    def audio_started(self, number: int, now_s: float) -> None:
+        """See LineEvents."""
+        for utterance in self._live:
+            if utterance.number == number:
+                utterance.started = True
+                self._socket.event(UtteranceStarted(number, round((now_s - utterance.first_text_s) * 1000, 1)))
+                self._tell_engine(utterance, now_s)
+
+    def audio_sent(self, number: int, now_s: float) -> None:
+        """See LineEvents."""
+        for utterance in self._live:
+            if utterance.number == number:
+                utterance.sent = True
+                self._socket.event(UtteranceDone(number, utterance.reason or "error", _ms(utterance.samples), utterance.text))
+
+    async def _report(self) -> None:
+        """Tell the engine and the client how far the listener is, while there is something to hear."""
+        while True:
+            await self._sounding.wait()
+            await asyncio.sleep(REPORT_EVERY_S)
+            now_s = time.monotonic()
+            for utterance in list(self._live):
+                heard = self._tell_engine(utterance, now_s)
+                if utterance.sent:
+                    if self._heard_out(utterance, now_s):
+                        self._forget(utterance)
+                elif heard > utterance.progress:
+                    utterance.progress = heard
+                    self._socket.event(UtteranceProgress(utterance.number, _ms(heard), utterance.heard_chars(heard)))
+            if not self._live:
+                self._sounding.clear()
+
+    def _tell_engine(self, utterance: Utterance, now_s: float) -> int:
+        heard = self._line.playout.heard(utterance.number, now_s)
+        if utterance.engine is not None:
+            utterance.engine.playback(heard, self._line.playout.playing(utterance.number, now_s), measured=False)
+        return heard
+
+    def _heard_out(self, utterance: Utterance, now_s: float) -> bool:
+        """Whether it is over for its listener too, but for a last moment on the way."""
+        playout = self._line.playout
+        left = utterance.samples - playout.heard(utterance.number, now_s)
+        return utterance.sent and (left <= LAST_MOMENT_S * RATE or playout.dry(now_s))
+
+    def _forget(self, utterance: Utterance) -> None:
+        self._live.remove(utterance)
+        self._line.playout.forget(utterance.number)
+
+    # Lifetime
+
+    def hang_up(self) -> None:
+        """Ask the client to go, for the gateway is stopping."""
+        self._socket.hang_up()
+
+    def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("session %s: %s ended with an error", self.ident, task.get_name(), exc_info=error)
+
+    async def close(self) -> None:
+        """Cancel what is being spoken and let the listener go. All of it is under way before the first wait."""
+        self.closed = True
+        for utterance in self._live:
+            if utterance.engine is not None:
+                utterance.engine.cancel()
+        self._waiting.clear()
+        if self.listener is not None:
+            self.listener.dismiss()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.listener is not None:
+            await self.listener.close()
+
+
+def _ms(samples: int) -> int:
+    return round(samples * 1000 / RATE)

@@ -1,0 +1,48 @@
+"""Settings: how a session speaks and is heard, and how `session.update` changes that. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine import EngineInfo
+from gateway.events import Audio, EventError, SessionUpdate, SessionUpdated
+
+AUTO_LANGUAGE = "auto"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """In force from the next utterance on."""
+
+    voice: str | None
+    language: str
+    instructions: str
+    audio: Audio
+
+    @classmethod
+    def initial(cls, info: EngineInfo) -> Settings:
+        """Before the first update: the checkpoint's first voice, the language told from the text, PCM."""
+        return cls(next(iter(info.voices), None), AUTO_LANGUAGE, "", Audio("pcm_s16le"))
+
+    def updated(self, update: SessionUpdate, info: EngineInfo, max_chars: int) -> Settings:
+        """With the fields that `update` has. Raises EventError for what the checkpoint lacks."""
+        instructions = self.instructions if update.instructions is None else update.instructions
+        if len(instructions) > max_chars:
+            raise EventError("text_too_long", f"instructions may have {max_chars} characters, these have {len(instructions)}")
+        voice = self.voice if update.voice is None else _listed(update.voice, info.voices, "voice")
+        language = self.language if update.language is None else _listed(update.language, _languages(info), "language")
+        return Settings(voice, language, instructions, update.audio or self.audio)
+
+    def event(self, info: EngineInfo) -> SessionUpdated:
+        """What the client is told."""
+        return SessionUpdated(self.voice, self.language, self.audio, info.voices, _languages(info))
+
+
+def _languages(info: EngineInfo) -> list[str]:
+    return [AUTO_LANGUAGE, *(name for name in info.languages if name != AUTO_LANGUAGE)]
+
+
+def _listed(name: str, known: list[str], what: str) -> str:
+    for candidate in known:
+        if candidate.lower() == name.lower():
+            return candidate
+    raise EventError(f"unknown_{what}", f"no {what} is called {name[:60]!r}; the checkpoint has: {', '.join(known)}")

@@ -1,0 +1,168 @@
+"""A real gateway as a process of its own, Debian's Chromium, and the page open in it.
+
+`wav_gateway` speaks with tests/wav_engine.py, so that what the page plays can be compared with a known file; `gateway` with the
+engine and the voice that a user gets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import wave
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.async_api import async_playwright
+
+from tests.browser.demo import Demo
+from tests.browser.matching import RATE, Signal, resample
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+]
+# Nearly all of it voiced: Opus keeps such a waveform to 0.99, and that of an s or a sh only to 0.8.
+KNOWN_SENTENCE = "Arrows were lowered all around our yellow wagon."
+START_S = 60.0
+
+
+@dataclass
+class Gateway:
+    """A running gateway."""
+
+    url: str
+    process: subprocess.Popen[str]
+    tap: Path
+    """Where it leaves each utterance's PCM, as <session>-<utterance>.wav."""
+
+    def stop(self) -> None:
+        """End the process and wait for it."""
+        end(self.process)
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Gateway]:
+    """A gateway on a free port, from its first word to its end."""
+    tap, log = folder / "tap", folder / "gateway.log"
+    tap.mkdir()
+    command = [sys.executable, "-m", "gateway", "serve", "--port", "0", *flags]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, "VIVAVOCE_TAP": str(tap)}, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            too_late = threading.Timer(START_S, process.kill)
+            too_late.start()
+            url = next((line.split()[-1] for line in process.stdout if "http://" in line), None)
+            too_late.cancel()
+            if url is None:
+                pytest.fail(f"the gateway did not start:\n{log.read_text()[-2000:]}")
+            yield Gateway(url, process, tap)
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, and SIGKILL for one that does not listen."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def read_wav(path: Path) -> Signal:
+    """A mono 16-bit WAV at RATE."""
+    with wave.open(str(path)) as file:
+        return resample(np.frombuffer(file.readframes(file.getnframes()), "<i2"), file.getframerate())
+
+
+@pytest.fixture(scope="session")
+def known_wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seconds of speech by espeak-ng, at the engine's rate."""
+    folder = tmp_path_factory.mktemp("known")
+    subprocess.run(["espeak-ng", "-v", "en", "-s", "150", "-w", folder / "espeak.wav", KNOWN_SENTENCE], check=True)
+    speech = read_wav(folder / "espeak.wav")
+    samples = np.round(speech / np.abs(speech).max() * 0.7 * 32767).astype("<i2")
+    with wave.open(str(folder / "known.wav"), "wb") as file:
+        file.setparams((1, 2, RATE, len(samples), "NONE", ""))
+        file.writeframes(samples.tobytes())
+    return folder / "known.wav"
+
+
+@pytest.fixture(scope="session")
+def known(known_wav: Path) -> Signal:
+    return read_wav(known_wav)
+
+
+@pytest.fixture(scope="session")
+def wav_engine(known_wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of an engine that plays the known file."""
+    folder = tmp_path_factory.mktemp("engine")
+    endpoint = f"ipc://{folder}/engine"
+    command = [sys.executable, "-m", "tests.wav_engine", "--wav", str(known_wav), "--endpoint", endpoint]
+    with (folder / "engine.log").open("w") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, text=True) as process:
+        yield endpoint
+        end(process)
+
+
+@pytest.fixture(scope="session")
+def wav_gateway(wav_engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with serving(tmp_path_factory.mktemp("gateway"), "--engine", wav_engine) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def brief_gateway(wav_engine: str, tmp_path: Path) -> Iterator[Gateway]:
+    """One for a single test, which may stop it."""
+    with serving(tmp_path, "--engine", wav_engine) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with serving(tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
+
+
+OpenDemo = Callable[[str], Awaitable[Demo]]
+
+
+@pytest.fixture
+async def open_demo(tmp_path: Path) -> AsyncIterator[OpenDemo]:
+    """`await open_demo(url)`: the page in a new tab."""
+    if shutil.which(CHROMIUM) is None:
+        pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium")
+    async with async_playwright() as playwright:
+        context = await playwright.chromium.launch_persistent_context(
+            tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=FLAGS, accept_downloads=True
+        )
+        demos: list[Demo] = []
+
+        async def open_one(url: str) -> Demo:
+            demo = Demo(await context.new_page())
+            demos.append(demo)
+            await demo.page.goto(url)
+            return demo
+
+        yield open_one
+        await context.close()
+        assert [fault for demo in demos for fault in demo.faults] == []

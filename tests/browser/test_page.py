@@ -1,0 +1,123 @@
+"""The page's manners: stopping, leaving, coming back, typing, and errors in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.browser.conftest import Gateway, OpenDemo
+from tests.browser.matching import RATE, Signal, find, rms
+
+SILENT_WITHIN_S = 0.1
+LONG_LINE = "This line is long enough to be stopped in the middle."
+
+
+async def test_stop_silences_at_once_and_shows_what_was_heard(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await demo.type(LONG_LINE)
+    await demo.page.keyboard.press("Enter")
+    await demo.until_heard()
+    await demo.page.wait_for_timeout(1000)
+    stopped_at_s = await demo.page.evaluate("() => { const at = vivavoce.recorder.seconds; document.getElementById('stop').click(); return at; }")
+    await demo.until("cancelled", 1)
+    await demo.page.wait_for_timeout(800)
+    recording = await demo.recording()
+    at = round(stopped_at_s * RATE)
+    assert rms(recording[at - RATE // 2 : at]) > 0.01
+    assert np.abs(recording[at + round(SILENT_WITHIN_S * RATE) :]).max() < 0.001
+
+    heard, unheard = [await demo.page.inner_text(f"li[data-state=cancelled] {part}") for part in ("mark", "span")]
+    assert heard and unheard and heard + unheard == LONG_LINE
+    assert "Stopped, heard" in await demo.page.inner_text("li[data-state=cancelled] small")
+
+    await demo.clear_recording()
+    await demo.say("The next one is heard.")
+    recording = await demo.recording()
+    first = recording[find(known, recording) :][: RATE // 5]
+    assert rms(first) > 0.7 * rms(known[: RATE // 5]), "the next utterance is still muted at its start"
+
+
+async def test_a_page_closed_in_mid_speech_leaves_nothing_behind(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await demo.type(LONG_LINE)
+    await demo.page.keyboard.press("Enter")
+    await demo.until_heard()
+    await demo.page.close()
+
+    after = await open_demo(wav_gateway.url)
+    await after.connect()
+    await after.say("Back again.")
+    assert rms(await after.recording()) > 0.01
+    assert await after.count("done") == 1
+
+
+async def test_a_second_listener_replaces_the_first(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    owner = await open_demo(wav_gateway.url)
+    await owner.connect()
+    invitation = await owner.page.evaluate("vivavoce.session.invitation")
+    guest = await open_demo(wav_gateway.url)
+    await guest.page.evaluate(
+        """async ({ whep, token }) => {
+          const { Listener } = await import("/listener.js");
+          const { Tap } = await import("/tap.js");
+          const listener = new Listener(document.getElementById("speaker"));
+          window.tap = new Tap();
+          await listener.prepare();
+          await listener.connect(whep, token, AbortSignal.timeout(10_000));
+          await tap.attach(listener.stream);
+        }""",
+        invitation,
+    )
+    assert "another listener has taken over" in await owner.problem()
+    await owner.clear_recording()
+    await owner.type("Who hears this?")
+    await owner.page.keyboard.press("Enter")
+    await guest.page.wait_for_function("tap.onsetAt > 0")
+    await owner.page.wait_for_selector("li[data-state=done]")
+    assert np.abs(await owner.recording()).max() < 0.001
+
+
+async def test_an_unknown_voice_is_answered_with_those_there_are(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(f"{wav_gateway.url}/?voice=nobody")
+    await demo.page.click("#connect")
+    problem = await demo.problem()
+    assert "nobody" in problem and "the checkpoint has: " in problem
+    await demo.page.goto(wav_gateway.url)
+    await demo.connect()
+
+
+async def test_a_gateway_that_goes_away_is_an_error_in_words(brief_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(brief_gateway.url)
+    await demo.connect()
+    brief_gateway.stop()
+    assert "connection to the gateway was lost" in await demo.problem()
+    await demo.page.click("#connect")
+    await demo.page.wait_for_selector("#problem[data-code=gateway-unreachable]")
+    assert "Start it with" in await demo.problem()
+
+
+async def test_the_line_only_grows(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    page = demo.page
+    await page.evaluate("() => { window.sent = []; vivavoce.line.ontext = (text) => sent.push(text); }")
+    await demo.type("Hi")
+    await page.keyboard.press("Backspace")
+    await page.keyboard.press("Control+a")
+    await page.keyboard.press("Delete")
+    await page.keyboard.press("Home")
+    await page.keyboard.type("!")
+    await page.keyboard.press("Home")
+    await page.evaluate("""() => {
+      const pasted = new DataTransfer();
+      pasted.setData("text/plain", " two\\nlines ");
+      line.dispatchEvent(new InputEvent("beforeinput", { inputType: "insertFromPaste", dataTransfer: pasted, cancelable: true }));
+    }""")
+    keyboard = await page.context.new_cdp_session(page)
+    for composed in ("に", "にほ", "にほん"):
+        await keyboard.send("Input.imeSetComposition", {"text": composed, "selectionStart": len(composed), "selectionEnd": len(composed)})
+    assert await page.evaluate("sent") == ["H", "i", "!", " two lines "]
+    await keyboard.send("Input.insertText", {"text": "日本"})
+    assert await page.evaluate("sent") == ["H", "i", "!", " two lines ", "日本"]
+    assert await page.input_value("#line") == "Hi! two lines 日本"

@@ -1,0 +1,129 @@
+"""The two clients of the gateway's tests: one writes, one listens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+from aiohttp import ClientWebSocketResponse, WSMsgType, web
+from aiohttp.test_utils import TestClient
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc.mediastreams import MediaStreamError
+from numpy.typing import NDArray
+
+PATIENCE_S = 10.0
+
+
+class Speaker:
+    """A session's WebSocket: sends events, keeps what comes back in order."""
+
+    def __init__(self, socket: ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.created: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.pcm = bytearray()
+
+    @classmethod
+    async def connect(cls, client: TestClient[web.Request, web.Application]) -> Speaker:
+        speaker = cls(await client.ws_connect("/v1/speech"))
+        speaker.created = await speaker.event("session.created")
+        return speaker
+
+    async def send(self, kind: str, **fields: object) -> None:
+        await self.socket.send_json({"type": kind, **fields})
+
+    async def event(self, kind: str) -> dict[str, Any]:
+        """The next event of this kind; those before it are kept in `events`, binary frames in `pcm`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                message = await self.socket.receive()
+                if message.type is WSMsgType.BINARY:
+                    self.pcm += message.data
+                    continue
+                assert message.type is WSMsgType.TEXT, (message, self.events)
+                event: dict[str, Any] = message.json()
+                self.events.append(event)
+                if event["type"] == kind:
+                    return event
+                assert event["type"] != "error" or kind == "error", event
+
+    async def say(self, text: str) -> dict[str, Any]:
+        """One whole utterance; returns its utterance.done."""
+        await self.send("text.append", text=text)
+        await self.send("text.end")
+        return await self.event("utterance.done")
+
+    async def close(self) -> None:
+        await self.socket.close()
+
+
+class Listener:
+    """An aiortc WHEP client that keeps what it decodes, 48 kHz mono, and when each packet came with which RTP time.
+
+    aiortc's jitter buffer hands out a packet when four later ones are there: the last 80 ms come out with the next utterance."""
+
+    def __init__(self, client: TestClient[web.Request, web.Application]) -> None:
+        self.client = client
+        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.arrivals: list[tuple[float, int]] = []
+        self.location = ""
+        self.answer = ""
+        self.closed = asyncio.Event()
+        self._samples: list[NDArray[np.int16]] = []
+        self._connected = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.connection.add_listener("track", self._on_track)
+        self.connection.add_listener("connectionstatechange", self._on_state)
+
+    async def offer(self, *, channel: bool = False) -> str:
+        self.connection.addTransceiver("audio", direction="recvonly")
+        if channel:
+            self.connection.createDataChannel("events")
+        await self.connection.setLocalDescription(await self.connection.createOffer())
+        return str(self.connection.localDescription.sdp)
+
+    async def connect(self, token: str, *, channel: bool = False) -> None:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/sdp"}
+        async with self.client.post("/v1/whep", data=await self.offer(channel=channel), headers=headers) as response:
+            self.answer = await response.text()
+            assert response.status == 201, self.answer
+            self.location = response.headers["Location"]
+        await self.connection.setRemoteDescription(RTCSessionDescription(self.answer, "answer"))
+        async with asyncio.timeout(PATIENCE_S):
+            await self._connected.wait()
+
+    @property
+    def samples(self) -> NDArray[np.int16]:
+        return np.concatenate(self._samples) if self._samples else np.zeros(0, np.int16)
+
+    async def close(self) -> None:
+        await self.connection.close()
+        if self._task is not None:
+            await self._task
+
+    def _on_track(self, track: Any) -> None:
+        self._task = asyncio.create_task(self._listen(track))
+        receiver = self.connection.getReceivers()[0]
+        handle = receiver._handle_rtp_packet
+
+        async def noted(packet: Any, arrival_time_ms: int) -> None:
+            self.arrivals.append((time.monotonic(), packet.timestamp))
+            await handle(packet, arrival_time_ms=arrival_time_ms)
+
+        receiver._handle_rtp_packet = noted
+
+    def _on_state(self) -> None:
+        if self.connection.connectionState == "connected":
+            self._connected.set()
+        elif self.connection.connectionState in ("closed", "failed"):
+            self.closed.set()
+
+    async def _listen(self, track: Any) -> None:
+        try:
+            while True:
+                frame = await track.recv()
+                self._samples.append(frame.to_ndarray().reshape(-1, len(frame.layout.channels))[:, 0].astype(np.int16))
+        except MediaStreamError:
+            return

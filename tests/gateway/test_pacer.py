@@ -1,0 +1,111 @@
+"""Pacing and the estimate of what was heard, on a list of times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.media.pacer import BURST_PACKETS, GRACE_S, LEAD_S, PACKET_TICKS, RTP_RATE, Pacer, Slot
+from gateway.media.playout import Playout
+
+EPOCH_S = 1000.0
+
+
+def send(pacer: Pacer, ready_s: float) -> Slot:
+    slot = pacer.slot(ready_s)
+    pacer.sent(slot)
+    return slot
+
+
+def spurt(pacer: Pacer, at_s: float, packets: int) -> list[Slot]:
+    """All packets are ready at `at_s`; each is asked for when the one before it has left."""
+    slots: list[Slot] = []
+    now_s = at_s
+    for _ in range(packets):
+        slots.append(send(pacer, now_s))
+        now_s = max(now_s, slots[-1].due_s)
+    return slots
+
+
+def test_a_burst_then_real_time() -> None:
+    count = BURST_PACKETS + 3
+    slots = spurt(Pacer(EPOCH_S), EPOCH_S + 5.0, count)
+    assert [slot.rtp_time for slot in slots] == [5 * RTP_RATE + i * PACKET_TICKS for i in range(count)]
+    assert [round(slot.due_s - EPOCH_S - 5.0, 6) for slot in slots[BURST_PACKETS:]] == [0.02, 0.04, 0.06]
+    assert all(slot.due_s <= EPOCH_S + 5.0 + 1e-9 for slot in slots[:BURST_PACKETS])
+    assert [slot.starts_spurt for slot in slots] == [True] + [False] * (count - 1)
+
+
+def test_rtp_time_runs_on_through_a_pause() -> None:
+    pacer = Pacer(EPOCH_S)
+    before = spurt(pacer, EPOCH_S + 1.0, 10)[-1]
+    after = spurt(pacer, EPOCH_S + 3.507, 3)
+    assert after[0].starts_spurt and after[0].due_s == EPOCH_S + 3.507
+    assert (after[0].rtp_time - before.rtp_time) % PACKET_TICKS == 0
+    assert abs(after[0].rtp_time / RTP_RATE - 3.507) <= 0.01
+
+
+def test_a_packet_late_within_the_lead_keeps_the_schedule() -> None:
+    pacer = Pacer(EPOCH_S)
+    spurt(pacer, EPOCH_S, 10)
+    due_s = pacer.slot(EPOCH_S).due_s
+    late = send(pacer, due_s + LEAD_S + GRACE_S - 0.001)
+    assert not late.starts_spurt and late.due_s == pytest.approx(due_s)
+    assert send(pacer, due_s + 0.08).due_s == pytest.approx(due_s + 0.02)
+
+
+def test_a_packet_later_than_that_starts_anew() -> None:
+    pacer = Pacer(EPOCH_S)
+    last = spurt(pacer, EPOCH_S, 10)[-1]
+    due_s = pacer.slot(EPOCH_S).due_s
+    late = send(pacer, due_s + LEAD_S + GRACE_S + 0.3)
+    assert late.starts_spurt and late.rtp_time > last.rtp_time + PACKET_TICKS
+    following = send(pacer, late.due_s)
+    assert following.due_s <= late.due_s and following.rtp_time == late.rtp_time + PACKET_TICKS
+
+
+@given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=60))
+def test_rtp_time_grows_in_whole_packets_and_never_runs_far_ahead(waits_s: list[float]) -> None:
+    pacer = Pacer(EPOCH_S)
+    now_s, last = EPOCH_S, -PACKET_TICKS
+    for wait_s in waits_s:
+        now_s += wait_s
+        slot = send(pacer, now_s)
+        now_s = max(now_s, slot.due_s)
+        assert slot.rtp_time % PACKET_TICKS == 0 and slot.rtp_time > last
+        # At most the burst and the rounding ahead of the wall clock, at most the lead and the grace behind it.
+        ahead_s = slot.rtp_time / RTP_RATE - (now_s - EPOCH_S)
+        assert -GRACE_S - 0.03 <= ahead_s <= LEAD_S + 0.011
+        last = slot.rtp_time
+
+
+def test_heard_follows_the_clock_and_stops_when_dry() -> None:
+    playout = Playout(24000)
+    assert playout.heard(1, 5.0) == 0 and not playout.playing(1, 5.0)
+    playout.sent(1, 24000, 10.0)
+    assert [playout.heard(1, now_s) for now_s in (10.0, 10.5, 11.0, 20.0)] == [0, 12000, 24000, 24000]
+    assert [playout.playing(1, now_s) for now_s in (10.0, 10.5, 11.0)] == [True, True, False]
+    playout.sent(1, 24000, 20.0)
+    assert playout.heard(1, 20.5) == 36000
+    assert playout.dry(21.0) and not playout.dry(20.9)
+
+
+def test_one_utterance_is_heard_after_the_other() -> None:
+    playout = Playout(24000)
+    playout.sent(1, 24000, 0.0)
+    playout.sent(2, 48000, 0.1)
+    assert (playout.heard(1, 0.5), playout.heard(2, 0.5)) == (12000, 0)
+    assert playout.playing(1, 0.5) and not playout.playing(2, 0.5)
+    assert (playout.heard(1, 2.0), playout.heard(2, 2.0)) == (24000, 24000)
+    playout.cut(2.0)
+    assert (playout.heard(2, 9.0), playout.dry(2.0)) == (24000, True)
+    playout.sent(3, 2400, 9.0)
+    assert playout.heard(3, 9.05) == 1200
+
+
+def test_cut_before_anything_was_sent() -> None:
+    playout = Playout(24000)
+    playout.cut(1.0)
+    playout.sent(1, 2400, 2.0)
+    assert playout.heard(1, 2.05) == 1200

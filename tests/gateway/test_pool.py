@@ -1,0 +1,83 @@
+"""The engine process: started, watched, started again, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from engine import EngineUnavailable
+from gateway import pool as pool_module
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from gateway.pool import EnginePool
+from tests.gateway.clients import Speaker
+
+STAND_IN = (sys.executable, "-m", "tests.gateway.stand_in")
+
+
+def engine_pid() -> int:
+    """The stand-in started by this process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == os.getpid() and b"tests.gateway.stand_in" in (entry / "cmdline").read_bytes():
+                    return int(entry.name)
+            except FileNotFoundError:
+                continue
+    raise AssertionError("no engine process")
+
+
+async def test_an_engine_that_dies_is_an_error_and_comes_back() -> None:
+    async with EnginePool(GatewayConfig(), STAND_IN) as engines, TestClient(TestServer(create_app(GatewayConfig(), engines))) as client:
+        async with client.get("/ready") as response:
+            assert response.status == 503 and "starting" in (await response.json())["reason"]
+        speaker = await Speaker.connect(client)
+        await speaker.send("session.update")
+        assert (await speaker.event("error"))["code"] == "engine_unavailable"
+        await engines.first_start()
+        async with client.get("/ready") as response:
+            assert response.status == 200
+        await speaker.send("session.update")
+        await speaker.event("session.updated")
+        await speaker.send("text.append", text="A sentence that will not be heard to its end, for the engine dies.")
+        await speaker.event("utterance.started")
+        pid = engine_pid()
+        os.kill(pid, signal.SIGKILL)
+        error = await speaker.event("error")
+        assert (error["code"], error["retryable"], error["utterance"]) == ("engine_unavailable", True, 1)
+        assert (await speaker.event("utterance.done"))["reason"] == "error"
+        async with client.get("/ready") as response:
+            assert response.status == 503 and (await response.json())["reason"]
+        deadline_s = time.monotonic() + 10
+        while engines.unready:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.05)
+        done = await speaker.say("Here again.")
+        assert (done["utterance"], done["reason"]) == (2, "end")
+        pid = engine_pid()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_first_start_that_fails_is_told() -> None:
+    async with EnginePool(GatewayConfig(), (sys.executable, "-c", "import sys; sys.exit(3)")) as engines:
+        with pytest.raises(EngineUnavailable, match="status 3"):
+            await engines.first_start()
+
+
+async def test_an_engine_that_never_answers_is_told_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "STOP_S", 0.3)
+    deaf = (sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)")
+    begun_s = time.monotonic()
+    async with EnginePool(GatewayConfig(engine_start_s=1.0), deaf) as engines:
+        with pytest.raises(EngineUnavailable, match="no engine answered"):
+            await engines.first_start()
+    assert time.monotonic() - begun_s < 5

@@ -1,0 +1,132 @@
+// The listening half of a session: one WHEP resource, one RTCPeerConnection, one audio element.
+
+import { VivavoceError, whepError } from "./errors.js";
+
+const LEAD_MS = 60;
+
+/** Receives a session's speech over WebRTC. Make it, `prepare` it while the WebSocket is still opening, then `connect`. */
+export class Listener {
+  /** What is received; it exists from the start and carries sound once connected. @type {MediaStream} */
+  stream;
+  /** @type {(error: VivavoceError) => void} the connection was lost after it had been up */
+  onlost = () => {};
+  /** @type {(error: VivavoceError) => void} the browser did not let the audio element play */
+  onblocked = () => {};
+
+  #peer;
+  #receiver;
+  #audio;
+  /** @type {URL | undefined} */
+  #resource;
+  #token = "";
+  #up = false;
+
+  /** @param {HTMLAudioElement | null} audio where to play; null: the caller plays `stream` itself
+   *  @param {RTCConfiguration} [configuration] */
+  constructor(audio, configuration) {
+    this.#audio = audio;
+    this.#peer = new RTCPeerConnection(configuration);
+    this.#receiver = this.#peer.addTransceiver("audio", { direction: "recvonly" }).receiver;
+    // As much as the gateway keeps ahead: with another target the browser bends the speech in time until both agree.
+    if ("jitterBufferTarget" in this.#receiver) this.#receiver.jitterBufferTarget = LEAD_MS;
+    this.stream = new MediaStream([this.#receiver.track]);
+  }
+
+  /** Makes the offer. Candidates found later are not waited for: the gateway learns them from the checks that arrive. */
+  async prepare() {
+    await this.#peer.setLocalDescription();
+  }
+
+  /** Posts the offer and waits until sound can arrive.
+   * @param {string} whep @param {string} token @param {AbortSignal} signal */
+  async connect(whep, token, signal) {
+    this.#token = token;
+    const answer = await fetch(whep, {
+      method: "POST",
+      headers: { "content-type": "application/sdp", authorization: `Bearer ${token}` },
+      body: this.#peer.localDescription.sdp,
+      signal,
+    });
+    if (!answer.ok) throw await whepError(answer);
+    const location = answer.headers.get("location");
+    if (location) this.#resource = new URL(location, answer.url);
+    await this.#peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
+    await this.#connected(signal);
+    this.#up = true;
+    this.#receiver.transport.addEventListener("statechange", () => this.#check());
+    this.#peer.addEventListener("connectionstatechange", () => this.#check());
+    await this.play();
+  }
+
+  /** Starts the audio element; call it in a click after `onblocked`. */
+  async play() {
+    if (!this.#audio) return;
+    this.#audio.srcObject = this.stream;
+    try {
+      await this.#audio.play();
+    } catch (cause) {
+      if (cause.name !== "NotAllowedError") return; // AbortError: closed meanwhile
+      this.onblocked(
+        new VivavoceError("autoplay-blocked", "The browser does not let this page play sound yet.", {
+          remedy: "Click anywhere on the page, or allow sound for this site in the browser's settings.",
+          cause,
+        }),
+      );
+    }
+  }
+
+  /** Silences what is played and everything fed by `stream`, from the next few milliseconds on. */
+  set muted(muted) {
+    this.#receiver.track.enabled = !muted;
+  }
+
+  get muted() {
+    return !this.#receiver.track.enabled;
+  }
+
+  /** Ends the WHEP resource; also works while the page is being left. */
+  close() {
+    this.#up = false;
+    this.#peer.close();
+    if (this.#audio) this.#audio.srcObject = null;
+    if (!this.#resource) return;
+    fetch(this.#resource, { method: "DELETE", headers: { authorization: `Bearer ${this.#token}` }, keepalive: true }).catch(() => {});
+    this.#resource = undefined;
+  }
+
+  /** @param {AbortSignal} signal */
+  #connected(signal) {
+    const peer = this.#peer;
+    return new Promise((resolve, reject) => {
+      const look = () => {
+        if (peer.connectionState === "connected") resolve();
+        if (peer.connectionState === "failed") reject(webrtcFailed());
+      };
+      peer.addEventListener("connectionstatechange", look, { signal });
+      signal.addEventListener("abort", () => reject(webrtcFailed()), { once: true });
+      look();
+    });
+  }
+
+  #check() {
+    if (!this.#up) return;
+    if (this.#receiver.transport.state === "closed") {
+      this.#up = false;
+      this.onlost(
+        new VivavoceError("listener-replaced", "The gateway ended this audio connection: another listener has taken over.", {
+          remedy: "To listen here again, disconnect and connect.",
+        }),
+      );
+    } else if (this.#peer.connectionState === "failed") {
+      this.#up = false;
+      this.onlost(webrtcFailed());
+    }
+  }
+}
+
+function webrtcFailed() {
+  return new VivavoceError("webrtc-failed", "The gateway answered, but no audio connection (WebRTC over UDP) came about.", {
+    remedy: "A firewall, VPN or proxy between here and the gateway may block UDP. Try from another network, or connect again.",
+    retryable: true,
+  });
+}

@@ -1,0 +1,416 @@
+// The browser client of a vivavoce gateway: text in while it is being written, speech out over WebRTC.
+//
+//   import { Session } from "./vivavoce.js";
+//   const session = new Session({ voice: "serena" });
+//   session.on("heard", ({ utterance }) => console.log(`first sound after ${utterance.ttfaMs} ms`));
+//   await session.connect();              // in a click: browsers play sound only after one
+//   for await (const delta of llm) session.append(delta);
+//   session.end();
+//
+// A plain ES module: no build step and nothing from elsewhere. Protocol: native, version 1, on /v1/speech, and WHEP.
+
+import { VivavoceError, whyUnreachable } from "./errors.js";
+import { Listener } from "./listener.js";
+import { SentText } from "./sent.js";
+import { Tap } from "./tap.js";
+
+export { VivavoceError };
+
+const ONSET_BEFORE_STARTED_MS = 400; // sound and the word of it travel apart; either may be first
+const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
+
+/**
+ * @typedef {object} SessionOptions
+ * @property {string | URL} [gateway]     the gateway's address; default: where the page came from
+ * @property {string} [voice]             default: the gateway's
+ * @property {string} [language]
+ * @property {string} [instructions]      how to speak, in words, for checkpoints that take them
+ * @property {HTMLAudioElement | null} [audio] where to play; null: play `session.stream` yourself; default: an element of its own
+ * @property {RTCConfiguration} [rtc]     for example ICE servers
+ * @property {number} [timeoutMs]         for connecting; default 10000
+ *
+ * @typedef {object} Utterance
+ * @property {number} id
+ * @property {"speaking" | "done" | "cancelled"} state
+ * @property {string} text                what it says; grows while it is being written
+ * @property {number | null} ttfaMs       from sending its first letter to its first audible sample here; null: not (yet) known
+ * @property {number} gatewayTtfaMs       from the gateway's getting its first text to its first packet
+ * @property {boolean} followed           it waited for the utterance before it, so ttfaMs tells nothing about speed
+ * @property {number} spokenMs
+ * @property {string} spokenText          what has been said so far
+ * @property {number | null} durationMs   when done
+ * @property {number | null} heardMs      when cancelled
+ *
+ * @typedef {"idle" | "connecting" | "ready" | "closed"} State
+ *
+ * @typedef {object} SessionEvents
+ * @property {{state: State}} state
+ * @property {{text: string}} text              `pendingText` has changed
+ * @property {{voice: string | null, language: string, voices: string[], languages: string[]}} updated
+ * @property {{utterance: Utterance}} started
+ * @property {{utterance: Utterance}} heard     its first audible sample was played here
+ * @property {{utterance: Utterance}} progress
+ * @property {{utterance: Utterance, reason: string}} done
+ * @property {{utterance: Utterance}} cancelled
+ * @property {{error: VivavoceError}} error
+ */
+
+/** One conversation with a gateway: one WebSocket for text and events, one WebRTC connection for the speech. */
+export class Session extends EventTarget {
+  /** The gateway's number for this session. @type {string | undefined} */
+  id;
+  /** @type {string | null} */ voice = null;
+  /** @type {string} */ language = "";
+  /** What this gateway's checkpoint can do; filled when connected. @type {string[]} */ voices = [];
+  /** @type {string[]} */ languages = [];
+  /** @type {Map<number, Utterance>} */ utterances = new Map();
+  /** Lets another page or party listen instead: it posts its offer to `whep` with `token`. @type {{whep: string, token: string} | undefined} */
+  invitation;
+  /** Hears what is played: level, blocks for a recorder. @type {Tap | undefined} */ tap;
+
+  #gateway;
+  #wishes;
+  #audio;
+  #rtc;
+  #timeoutMs;
+  /** @type {State} */ #state = "idle";
+  /** @type {WebSocket | undefined} */ #socket;
+  /** @type {Listener | undefined} */ #listener;
+  #leaving = new AbortController();
+  #sent = new SentText();
+  /** @type {{utterance: Utterance, firstAt: number} | null} whose first sound is awaited */ #awaited = null;
+  /** @type {Utterance | null} */ #speaking = null;
+  #lastEndAt = -Infinity;
+  /** @type {PromiseWithResolvers<object> | undefined} */ #created;
+  /** @type {PromiseWithResolvers<void> | undefined} */ #updating;
+  /** @type {PromiseWithResolvers<void>[]} */ #pings = [];
+  #unmuteTimer = 0;
+  #cancelling = 0;
+
+  /** @param {SessionOptions} [options] */
+  constructor({ gateway = location.origin, voice, language, instructions, audio = new Audio(), rtc, timeoutMs = 10_000 } = {}) {
+    super();
+    this.#gateway = new URL(gateway, location.href);
+    this.#wishes = { voice, language, instructions };
+    this.#audio = audio;
+    this.#rtc = rtc;
+    this.#timeoutMs = timeoutMs;
+  }
+
+  get state() {
+    return this.#state;
+  }
+
+  /** The speech as received, from `connect` on. @returns {MediaStream | undefined} */
+  get stream() {
+    return this.#listener?.stream;
+  }
+
+  /** Text that was sent and that no utterance has begun to say. */
+  get pendingText() {
+    return this.#sent.text.slice(this.#speaking ? this.#sent.first.length : 0);
+  }
+
+  /**
+   * Listens for an event; returns a function that stops listening.
+   * @template {keyof SessionEvents} Type
+   * @param {Type} type
+   * @param {(detail: SessionEvents[Type]) => void} callback
+   */
+  on(type, callback) {
+    const listener = (event) => callback(event.detail);
+    this.addEventListener(type, listener);
+    return () => this.removeEventListener(type, listener);
+  }
+
+  /**
+   * Opens the session; resolves when text can be sent and speech be heard. A session connects once.
+   * @throws {VivavoceError}
+   */
+  async connect() {
+    if (this.#state !== "idle") throw new VivavoceError("closed", "A session connects only once.", { remedy: "Make a new Session." });
+    this.#enter("connecting");
+    this.tap = new Tap();
+    this.tap.resume().catch(() => {});
+    this.tap.ononset = () => this.#onOnset();
+    const listener = (this.#listener = new Listener(this.#audio, this.#rtc));
+    listener.onlost = (error) => (error.code === "listener-replaced" ? this.#emit("error", { error }) : this.#fail(error));
+    listener.onblocked = (error) => this.#emit("error", { error });
+    addEventListener("pagehide", () => this.close(), { signal: this.#leaving.signal });
+    const deadline = AbortSignal.any([AbortSignal.timeout(this.#timeoutMs), this.#leaving.signal]);
+    try {
+      const prepared = listener.prepare();
+      prepared.catch(() => {});
+      this.#created = Promise.withResolvers();
+      this.#updating = Promise.withResolvers();
+      this.#updating.promise.catch(() => {});
+      await within(deadline, this.#dial());
+      this.#send({ type: "session.update", ...this.#wishes, audio: { format: "webrtc" } });
+      const { session, token, whep } = await within(deadline, this.#created.promise);
+      this.id = session;
+      this.invitation = { whep: new URL(whep, this.#gateway).href, token };
+      await prepared;
+      const updated = within(deadline, this.#updating.promise);
+      await Promise.all([updated, listener.connect(this.invitation.whep, token, deadline)]);
+      await this.tap.attach(listener.stream);
+    } catch (cause) {
+      const error = asError(cause);
+      this.#fail(error, { quiet: true });
+      throw error;
+    }
+    this.#enter("ready");
+  }
+
+  /**
+   * Changes voice, language or instructions for the utterances to come; resolves when the gateway has taken them.
+   * @param {{voice?: string, language?: string, instructions?: string}} wishes
+   */
+  async update(wishes) {
+    this.#updating = Promise.withResolvers();
+    this.#send({ type: "session.update", ...wishes });
+    await this.#updating.promise;
+  }
+
+  /** Sends text, as it comes: a letter, an LLM's delta, a page. @param {string} text */
+  append(text) {
+    if (!text) return;
+    this.#send({ type: "text.append", text });
+    this.#sent.add(text, performance.now());
+    if (this.#speaking) this.#speaking.text = this.#sent.first;
+    this.#emit("text", { text: this.pendingText });
+  }
+
+  /** Speak what is there at once, without waiting for the sentence to end. */
+  flush() {
+    this.#send({ type: "text.flush" });
+    this.#sent.close();
+  }
+
+  /** The text is complete. Text sent later opens another utterance. */
+  end() {
+    this.#send({ type: "text.end" });
+    this.#sent.close();
+  }
+
+  /** Barge-in: silence here at once, then at the gateway. Text that was sent and not yet spoken is forgotten. */
+  cancel() {
+    this.#listener.muted = true;
+    this.#send({ type: "cancel" });
+    if (this.#speaking) this.#speaking.state = "cancelled"; // how much was heard follows from the gateway
+    this.#speaking = this.#awaited = null;
+    this.#sent.clear();
+    this.#emit("text", { text: "" });
+    this.#cancelling++;
+    // The pong is the gateway's answer to everything before it: what it says until then is about the past.
+    this.ping().then(
+      () => this.#cancelling--,
+      () => {},
+    );
+    clearTimeout(this.#unmuteTimer);
+    this.#unmuteTimer = setTimeout(() => this.#unmute(), FADED_MS);
+  }
+
+  /** Round trip to the gateway in milliseconds. */
+  async ping() {
+    const sentAt = performance.now();
+    const pong = Promise.withResolvers();
+    this.#pings.push(pong);
+    this.#send({ type: "ping" });
+    await pong.promise;
+    return performance.now() - sentAt;
+  }
+
+  /** Starts playing after `autoplay-blocked`; call it in a click. */
+  async resume() {
+    await this.tap?.resume();
+    await this.#listener?.play();
+  }
+
+  /** Ends the session. Safe to call twice, and while the page is being left. */
+  close() {
+    if (this.#state === "closed") return;
+    this.#leaving.abort();
+    clearTimeout(this.#unmuteTimer);
+    this.#listener?.close();
+    this.#socket?.close(1000);
+    this.tap?.close().catch(() => {});
+    const gone = new VivavoceError("closed", "The session is closed.", { remedy: "Connect again." });
+    for (const waiting of [this.#created, this.#updating, ...this.#pings]) {
+      waiting?.promise.catch(() => {});
+      waiting?.reject(gone);
+    }
+    this.#enter("closed");
+  }
+
+  // -- the WebSocket ------------------------------------------------------------------------------------------------
+
+  #dial() {
+    const url = new URL("v1/speech", this.#gateway);
+    url.protocol = url.protocol.replace("http", "ws");
+    const socket = (this.#socket = new WebSocket(url));
+    socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
+    return new Promise((resolve, reject) => {
+      socket.onopen = resolve;
+      socket.onclose = async ({ reason }) => {
+        if (this.#state === "closed") return;
+        if (this.#state === "connecting") return reject(await whyUnreachable(this.#gateway));
+        const error = new VivavoceError("gateway-lost", `The connection to the gateway was lost${reason ? ` (${reason})` : ""}.`, {
+          remedy: "Check that it is still running, then connect again.",
+          retryable: true,
+        });
+        this.#fail(error);
+      };
+    });
+  }
+
+  /** @param {object} message */
+  #send(message) {
+    if (this.#socket?.readyState !== WebSocket.OPEN) {
+      throw new VivavoceError("closed", "The session is not connected.", { remedy: "Connect first." });
+    }
+    this.#socket.send(JSON.stringify(message));
+  }
+
+  /** @param {any} message an event of the protocol; unknown ones are ignored */
+  #receive(message) {
+    switch (message.type) {
+      case "session.created":
+        return this.#created.resolve(message);
+      case "session.updated":
+        return this.#onUpdated(message);
+      case "utterance.started":
+        return this.#onStarted(message);
+      case "utterance.progress":
+        return this.#onProgress(message);
+      case "utterance.done":
+        return this.#onDone(message);
+      case "utterance.cancelled":
+        return this.#onCancelled(message);
+      case "error":
+        return this.#onError(message);
+      case "pong":
+        return this.#pings.shift()?.resolve();
+    }
+  }
+
+  #onUpdated({ voice, language, voices, languages }) {
+    Object.assign(this, { voice, language, voices, languages });
+    this.#updating?.resolve();
+    this.#updating = undefined;
+    this.#emit("updated", { voice, language, voices, languages });
+  }
+
+  #onStarted({ utterance: id, ttfa_ms: gatewayTtfaMs }) {
+    if (this.#cancelling) return; // it crossed our cancel
+    this.#unmute();
+    const firstAt = this.#sent.firstAt;
+    const followed = firstAt < this.#lastEndAt;
+    const utterance = { id, state: "speaking", text: this.#sent.first, ttfaMs: null, gatewayTtfaMs, followed };
+    Object.assign(utterance, { spokenMs: 0, spokenText: "", durationMs: null, heardMs: null });
+    this.utterances.set(id, utterance);
+    this.#speaking = utterance;
+    this.#awaited = { utterance, firstAt };
+    this.#emit("started", { utterance });
+    this.#emit("text", { text: this.pendingText });
+    if (this.tap.onsetAt > Math.max(performance.now() - ONSET_BEFORE_STARTED_MS, this.#lastEndAt)) this.#onOnset();
+  }
+
+  #onOnset() {
+    if (!this.#awaited) return; // `started` is still on its way
+    const { utterance, firstAt } = this.#awaited;
+    this.#awaited = null;
+    if (Number.isFinite(firstAt)) utterance.ttfaMs = this.tap.onsetAt - firstAt;
+    this.#emit("heard", { utterance });
+  }
+
+  #onProgress({ utterance: id, spoken_ms: spokenMs, text_until: textUntil }) {
+    const utterance = this.utterances.get(id);
+    if (utterance?.state !== "speaking") return;
+    const text = this.#sent.first;
+    Object.assign(utterance, { spokenMs, spokenText: text.slice(0, textUntil), text });
+    this.#emit("progress", { utterance });
+  }
+
+  #onDone({ utterance: id, reason, duration_ms: durationMs, text }) {
+    const utterance = this.#ended(id);
+    if (utterance?.state !== "cancelled") this.#sent.take(text);
+    if (!utterance) return; // it had nothing to say
+    Object.assign(utterance, { state: "done", text, spokenText: text, spokenMs: durationMs, durationMs });
+    this.#emit("done", { utterance, reason });
+    this.#emit("text", { text: this.pendingText });
+  }
+
+  #onCancelled({ utterance: id, heard_ms: heardMs, heard_text: heardText }) {
+    const utterance = this.#ended(id);
+    if (!utterance) return;
+    Object.assign(utterance, { state: "cancelled", spokenText: heardText, spokenMs: heardMs, heardMs });
+    this.#emit("cancelled", { utterance });
+  }
+
+  /** @param {number} id */
+  #ended(id) {
+    const utterance = this.utterances.get(id);
+    if (this.#speaking === utterance) this.#speaking = null;
+    this.#lastEndAt = performance.now();
+    return utterance;
+  }
+
+  #onError({ code, message, retryable }) {
+    const remedy = retryable ? "Try again in a moment." : "";
+    const error = new VivavoceError(code, message, { remedy, retryable });
+    if (this.#updating) {
+      this.#updating.reject(error);
+      this.#updating = undefined;
+    } else {
+      this.#emit("error", { error });
+    }
+  }
+
+  // -- the rest -----------------------------------------------------------------------------------------------------
+
+  #unmute() {
+    clearTimeout(this.#unmuteTimer);
+    if (!this.#listener.muted) return;
+    this.#listener.muted = false;
+    this.tap.rearm();
+  }
+
+  /** @param {VivavoceError} error @param {{quiet?: boolean}} [options] */
+  #fail(error, { quiet = false } = {}) {
+    if (this.#state === "closed") return;
+    if (!quiet) this.#emit("error", { error });
+    this.close();
+  }
+
+  /** @param {State} state */
+  #enter(state) {
+    this.#state = state;
+    this.#emit("state", { state });
+  }
+
+  /** @template {keyof SessionEvents} Type @param {Type} type @param {SessionEvents[Type]} detail */
+  #emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+}
+
+/** @template T @param {AbortSignal} signal @param {Promise<T>} promise @returns {Promise<T>} */
+function within(signal, promise) {
+  return Promise.race([
+    promise,
+    new Promise((_, reject) => {
+      if (signal.aborted) reject(signal.reason);
+      signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+    }),
+  ]);
+}
+
+/** @param {any} cause */
+function asError(cause) {
+  if (cause instanceof VivavoceError) return cause;
+  if (cause?.name === "TimeoutError") {
+    return new VivavoceError("timeout", "The gateway took too long to answer.", { remedy: "Connect again.", retryable: true, cause });
+  }
+  if (cause?.name === "AbortError") return new VivavoceError("closed", "Connecting was given up.", { cause });
+  return new VivavoceError("webrtc-failed", `The connection could not be set up: ${cause?.message ?? cause}`, { remedy: "Connect again.", cause });
+}
