@@ -39,6 +39,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting_utterances: Count = 64
     max_event_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 65536
     encoder_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
+    awake_s: Seconds = 30.0
+    """How long a listener's stream runs on in silence after text or speech, so that the next word is played as it came."""
     tap: str | None = None
     """An existing folder that gets the audio of every utterance as WAV: for tests and bug reports."""
     connect_s: Seconds = 30.0

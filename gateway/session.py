@@ -62,7 +62,7 @@ class Session:
     def __init__(self, ident: str, token: str, config: GatewayConfig, engines: EnginePool, socket: Socket, encoders: Executor) -> None:
         self.ident = ident
         self.token = token
-        self.media = OpusLine(self, encoders)
+        self.media = OpusLine(self, encoders, config.awake_s)
         self.listener: Peer | None = None
         self.closed = False
         self._config = config
@@ -137,6 +137,7 @@ class Session:
         if self._open is None and len(self._waiting) >= self._config.max_waiting_utterances:
             raise EventError("too_many_utterances", f"{len(self._waiting)} utterances are waiting already", retryable=True)
         self._rate.append(len(text), now_s)
+        self.media.rouse(now_s)
         if self._open is None:
             self._open = Utterance(text, settings, now_s)
             self._waiting.append(self._open)

@@ -58,9 +58,12 @@ class Packet(NamedTuple):
 class OpusLine:
     """Encodes as audio arrives and keeps packets until the attached listener's track takes them at their time.
 
-    With no listener attached audio waits. A new listener replaces the old one and goes on where that one stopped."""
+    Between utterances the stream runs on in silence for `awake_s`. A receiver that is fed after a pause believes its buffer
+    empty for most of a second, however much is sent at once, and stretches speech to fill it; one that was never starved plays
+    every sample as it came. With no listener attached audio waits. A new listener replaces the old one and goes on where that
+    one stopped."""
 
-    def __init__(self, events: LineEvents, encoders: Executor) -> None:
+    def __init__(self, events: LineEvents, encoders: Executor, awake_s: float) -> None:
         self.playout = Playout(RATE)
         self.underruns = 0
         """Packets in mid-utterance that were not ready before the listener ran dry: the engine was late."""
@@ -70,7 +73,9 @@ class OpusLine:
         self._encoders = encoders
         self._encoder: OpusEncoder | None = None
         self._writing = 0
-        self._begun = False
+        self._begun = self._unfinished = False
+        self._awake_s = awake_s
+        self._awake_until_s = float("-inf")
         self._pcm = bytearray()
         self._packets: deque[Packet] = deque()
         self._ends: deque[int] = deque()
@@ -79,10 +84,24 @@ class OpusLine:
         self._room = asyncio.Event()
         self._room.set()
 
+    def rouse(self, now_s: float) -> None:
+        """Speech is to be expected: for `awake_s` from now the stream runs on where there is none."""
+        self._awake_until_s = now_s + self._awake_s
+        self._arrived.set()
+
+    def awake(self, now_s: float) -> bool:
+        """Whether silence is to be sent where there is no speech."""
+        return now_s < self._awake_until_s
+
+    @property
+    def speaking(self) -> bool:
+        """In mid-utterance: the listener hears it, and more of it is to come from the engine."""
+        return self._begun and self._unfinished
+
     async def write(self, utterance: int, pcm: bytes) -> None:
         """See Line."""
         if utterance != self._writing:
-            self._writing, self._begun = utterance, False
+            self._writing, self._begun, self._unfinished = utterance, False, True
         self._pcm += pcm
         while True:
             # A spurt's burst first, and nothing before it is whole; then whatever is there.
@@ -104,6 +123,7 @@ class OpusLine:
                 count = min(len(self._pcm) // PACKET_BYTES, HOP_PACKETS)
                 await self._encode(count, min(speech, count * PACKET_SAMPLES))
                 speech = max(speech - count * PACKET_SAMPLES, 0)
+            self._unfinished = False
         self._ends.append(utterance)
         self._settle()
 
@@ -111,7 +131,7 @@ class OpusLine:
         """See Line."""
         if self._writing >= first:
             # A hop may still run in its thread: it keeps the old encoder, its packets go nowhere.
-            self._encoder, self._pcm, self._writing = None, bytearray(), 0
+            self._encoder, self._pcm, self._writing, self._unfinished = None, bytearray(), 0, False
         while self._packets and self._packets[-1].utterance >= first:
             self._packets.pop()
         self._ends = deque(number for number in self._ends if number < first)
@@ -122,7 +142,7 @@ class OpusLine:
     def attach(self, listener: object) -> None:
         """From now on `listener` takes the packets, and nobody else."""
         self._listener = listener
-        self._arrived.set()
+        self.rouse(time.monotonic())
 
     def detach(self, listener: object) -> None:
         """`listener` takes no more packets."""
@@ -131,19 +151,30 @@ class OpusLine:
             self._arrived.set()
 
     async def ready(self, listener: object) -> bool:
-        """Wait for a packet. False: `listener` is not attached any more."""
+        """Wait until something is to be sent: a packet, or silence while awake. False: `listener` is not attached any more."""
         while self._listener is listener:
-            if self._packets:
+            if self._packets or self.awake(time.monotonic()):
                 return True
             self._arrived.clear()
             await self._arrived.wait()
         return False
+
+    async def next_by(self, until_s: float) -> None:
+        """In mid-utterance: wait for its next packet, but no longer than `until_s`."""
+        try:
+            async with asyncio.timeout(max(until_s - time.monotonic(), 0)):
+                while self.speaking and not self._packets:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            return
 
     def take(self, listener: object, now_s: float) -> Packet | None:
         """The next packet, to be sent now. None: it was dropped meanwhile, or `listener` is not attached any more."""
         if not self._packets or self._listener is not listener:
             return None
         packet = self._packets.popleft()
+        self.rouse(now_s)
         self._make_room()
         self.playout.sent(packet.utterance, packet.samples, now_s)
         if packet.first:

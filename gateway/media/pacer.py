@@ -1,8 +1,9 @@
 """Pacer: when each 20 ms packet leaves and which RTP time it carries. Pure; the clock comes in as `now_s`.
 
-RTP time is wall-clock time: it runs on through pauses, in whole packets, so that a receiver takes the next word for speech after
-a pause and not for a late packet. A spurt starts with four packets at once and keeps that lead; within a spurt packet times
-lie on an absolute schedule, so that lateness never accumulates."""
+RTP time is wall-clock time: it runs on through pauses, in whole packets, so that a receiver takes the next packet for one after
+a pause and not for a late one. A spurt starts with three packets at once and keeps that lead; within a spurt packet times lie
+on an absolute schedule, so that lateness never accumulates. Silence counts as well as speech (gateway.media.line): a spurt
+lasts as long as the stream runs."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from typing import NamedTuple
 RTP_RATE = 48000
 PACKET_TICKS = 960
 PACKET_S = PACKET_TICKS / RTP_RATE
-BURST_PACKETS = 4
+BURST_PACKETS = 3
 LEAD_S = (BURST_PACKETS - 1) * PACKET_S
-"""60 ms, the page's jitterBufferTarget: a receiver whose target is larger than the lead stretches the first word (with three packets
-at once by 27 ms), and the engine's first chunk is four packets long anyway."""
+"""A receiver holds the lead and what the network and its own clock add, about 70 ms in all. With a jitterBufferTarget of 60 ms
+(web/listener.js) that is inside the band in which it leaves speech alone: three quarters of its target to 20 ms more than that."""
 GRACE_S = 0.04
 """How far beyond the end of what was sent a packet may still join the spurt: a receiver's own buffer bridges about this much."""
 

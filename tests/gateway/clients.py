@@ -13,6 +13,8 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
 from numpy.typing import NDArray
 
+from gateway.media.track import SILENCE
+
 PATIENCE_S = 10.0
 
 
@@ -68,6 +70,8 @@ class Listener:
         self.client = client
         self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self.arrivals: list[tuple[float, int]] = []
+        """Packets of speech; those of the silence between are in `silences`."""
+        self.silences: list[tuple[float, int]] = []
         self.location = ""
         self.answer = ""
         self.closed = asyncio.Event()
@@ -109,7 +113,8 @@ class Listener:
         handle = receiver._handle_rtp_packet
 
         async def noted(packet: Any, arrival_time_ms: int) -> None:
-            self.arrivals.append((time.monotonic(), packet.timestamp))
+            kind = self.silences if packet.payload == SILENCE else self.arrivals
+            kind.append((time.monotonic(), packet.timestamp))
             await handle(packet, arrival_time_ms=arrival_time_ms)
 
         receiver._handle_rtp_packet = noted
