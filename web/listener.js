@@ -2,7 +2,9 @@
 
 import { VivavoceError, whepError } from "./errors.js";
 
-const LEAD_MS = 60;
+// The gateway keeps 40 ms ahead, and network and clocks add as much again. A browser leaves speech alone while its buffer is between
+// three quarters of its target and all of it; outside that band it plays slower or faster.
+const TARGET_MS = 80;
 
 /** Receives a session's speech over WebRTC. Make it, `prepare` it while the WebSocket is still opening, then `connect`. */
 export class Listener {
@@ -27,8 +29,7 @@ export class Listener {
     this.#audio = audio;
     this.#peer = new RTCPeerConnection(configuration);
     this.#receiver = this.#peer.addTransceiver("audio", { direction: "recvonly" }).receiver;
-    // As much as the gateway keeps ahead: with another target the browser bends the speech in time until both agree.
-    if ("jitterBufferTarget" in this.#receiver) this.#receiver.jitterBufferTarget = LEAD_MS;
+    if ("jitterBufferTarget" in this.#receiver) this.#receiver.jitterBufferTarget = TARGET_MS;
     this.stream = new MediaStream([this.#receiver.track]);
   }
 

@@ -327,7 +327,7 @@ export class Session extends EventTarget {
     const utterance = this.utterances.get(id);
     if (utterance?.state !== "speaking") return;
     const text = this.#sent.first;
-    Object.assign(utterance, { spokenMs, spokenText: text.slice(0, textUntil), text });
+    Object.assign(utterance, { spokenMs, spokenText: [...text].slice(0, textUntil).join(""), text });
     this.#emit("progress", { utterance });
   }
 

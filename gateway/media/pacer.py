@@ -14,8 +14,8 @@ PACKET_TICKS = 960
 PACKET_S = PACKET_TICKS / RTP_RATE
 BURST_PACKETS = 3
 LEAD_S = (BURST_PACKETS - 1) * PACKET_S
-"""A receiver holds the lead and what the network and its own clock add, about 70 ms in all. With a jitterBufferTarget of 60 ms
-(web/listener.js) that is inside the band in which it leaves speech alone: three quarters of its target to 20 ms more than that."""
+"""A receiver holds the lead and what the network and its own clock add, 70 to 80 ms in all on a good network. With a
+jitterBufferTarget of 80 ms (web/listener.js) that lies in the band in which it leaves speech alone."""
 GRACE_S = 0.04
 """How far beyond the end of what was sent a packet may still join the spurt: a receiver's own buffer bridges about this much."""
 

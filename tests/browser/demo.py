@@ -12,6 +12,7 @@ from playwright.async_api import Page
 from tests.browser.matching import Signal, resample
 
 PATIENCE_MS = 20_000
+SETTLES_MS = 2_000
 
 
 @dataclass
@@ -27,9 +28,12 @@ class Demo:
         self.page.set_default_timeout(PATIENCE_MS)
 
     async def connect(self) -> None:
-        """Press Connect and wait until the page says that it is."""
+        """Press Connect, wait until the page says that it is, and as long again as a hand needs to reach the keyboard.
+
+        For its first second or so a receiver averages its buffer up from nothing and may stretch what it plays meanwhile."""
         await self.page.click("#connect")
         await self.page.wait_for_selector("body[data-state=ready]")
+        await self.page.wait_for_timeout(SETTLES_MS)
 
     async def type(self, text: str, *, delay_ms: float = 15.0) -> None:
         """One key after the other."""

@@ -11,11 +11,11 @@ from engine.messages import AudioChunk, Done, Finish, Sampling, Started
 from engine.model.checkpoint import Checkpoint
 from tests.engine.test_loop import ME, World
 
-WORDS = (
+TEXT = (
     "when the small model speaks slowly the quick brown fox jumps over the lazy dog and then one two three four five six seven "
     "eight nine ten people in the town begin to walk along the river until they see the old bridge and hear the bells"
-).split()
-RATE = 24_000
+)
+WORDS = TEXT.split()
 
 
 class Sender:
