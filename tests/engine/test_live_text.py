@@ -16,6 +16,7 @@ TEXT = (
     "eight nine ten people in the town begin to walk along the river until they see the old bridge and hear the bells"
 )
 WORDS = TEXT.split()
+RATE = 24_000
 
 
 class Sender:
