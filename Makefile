@@ -22,7 +22,7 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.dev system
 	$(BIN)/python -m engine bench
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.gateway.measure --calls 1 10
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

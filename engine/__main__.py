@@ -1,4 +1,4 @@
-"""`python -m engine`: serve (the engine process), conform (check against golden fixtures), bench (what a frame costs here)."""
+"""`python -m engine`: serve (the engine process), conform (against golden fixtures), bench (costs here), simulate (policies)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def main() -> int:
     conform.add_argument("--case", action="append", default=[], help="run only this case, as CASE or CHECKPOINT/CASE; may be repeated")
     bench = commands.add_parser("bench", help="what a frame costs on this machine")
     bench.add_argument("--model", type=Path, default=EMBEDDED_VOICE)
+    simulate = commands.add_parser("simulate", help="compare scheduling policies under this machine's costs")
+    simulate.add_argument("--model", default=EMBEDDED_VOICE, help="checkpoint folder, or a name to download")
+    simulate.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0, 3.0], help="requests a second")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -40,6 +43,11 @@ def main() -> int:
             from engine.bench import run as run_bench
 
             run_bench(arguments.model)
+            return 0
+        if arguments.command == "simulate":
+            from engine.service import simulated
+
+            print(simulated(arguments.model, PROFILES["latency"], arguments.rates))
             return 0
         from engine.service import serve as serve_engine
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +21,7 @@ from engine.loop import EngineLoop
 from engine.messages import Event, decode_command, encode
 from engine.model.checkpoint import load_checkpoint
 from engine.model.hub import resolve_model
+from engine.simulate import compare
 from engine.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,14 @@ def serve(endpoint: str, model: str | Path, config: EngineConfig, threads: int |
     stages.warm_up()
     log.info("%s ready in %.1f s: %s", model, time.monotonic() - begin_s, stages.costs.describe())
     run(endpoint, stages, config, trace)
+
+
+def simulated(model: str | Path, config: EngineConfig, rates: Sequence[float]) -> str:
+    """A table of scheduling policies under the costs this machine measures at start. Raises CheckpointError."""
+    torch.set_num_threads(config.threads)
+    stages = Stages(load_checkpoint(resolve_model(model)), config)
+    stages.warm_up()
+    return f"{stages.costs.describe()}\n\n{compare(config, stages.costs, rates)}"
 
 
 def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None = None) -> None:
