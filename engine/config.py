@@ -24,6 +24,8 @@ class EngineConfig:
     """Subtracted from every slack: scheduling, transport and clock."""
     idle_flush_s: float = 0.6
     """A sender silent for this long is taken to pause: what is in hand is spoken."""
+    word_pause_s: float = 1.2
+    """After a pause this long a last word without a space or mark behind it counts as written to its end."""
     stall_slack_s: float = 0.2
     """A row that waits for text with less slack than this is spoken to its end (design 3.2a)."""
     trim_onset: bool = True

@@ -264,8 +264,13 @@ class EngineLoop:
     def _admit(self, now_s: float) -> None:
         """Utterances with enough text to begin take free slots, oldest first, as long as nobody's sound would break for it."""
         for key, voice in list(self._waiting.items()):
-            if not voice.text.may_start(now_s, self.config.idle_flush_s):
+            if not voice.text.may_start(now_s, self.config.idle_flush_s, self.config.word_pause_s):
                 continue
+            if not voice.text.finished and voice.text.whole_in(now_s, self.config.word_pause_s) == 0.0:
+                # One word and then nothing: it is all there will be of this utterance.
+                voice.utterance.reason = "idle"
+                voice.text.finish()
+                self._feed(voice)
             if voice.ready_s is None:
                 voice.ready_s = now_s
             if self._has_room(voice, now_s):
@@ -345,7 +350,10 @@ class EngineLoop:
         return dry_s
 
     def _next_due(self, now_s: float, utterances: list[Utterance]) -> float | None:
-        due = [voice.text.starts_in(now_s, self.config.idle_flush_s) if voice.ready_s is None else FULL_FOR_S for voice in self._waiting.values()]
+        due = [
+            voice.text.starts_in(now_s, self.config.idle_flush_s, self.config.word_pause_s) if voice.ready_s is None else FULL_FOR_S
+            for voice in self._waiting.values()
+        ]
         due += [self._stall_due(voice, now_s) for voice in self._active.values() if voice.utterance.stalled]
         due.append(self.scheduler.wake_in(now_s, utterances))
         known = [seconds for seconds in due if seconds is not None]

@@ -12,7 +12,7 @@ from collections import deque
 from concurrent.futures import Executor
 from typing import Protocol
 
-from engine import AudioChunk, Done, EngineError, SpeechRequest
+from engine import AudioChunk, Done, EngineError, SpeechRequest, Started
 from gateway.config import GatewayConfig
 from gateway.events import (
     Cancel,
@@ -215,9 +215,12 @@ class Session:
         request = SpeechRequest(settings.voice, settings.language, settings.instructions, text_rate=self._rate.chars_per_s)
         engine = self._engines.open(request)
         utterance.begin(engine)
+        begun_s = time.monotonic()
         tap = Tap(self._config.tap, self.ident, utterance.number) if self._config.tap else None
         async for event in engine:
             match event:
+                case Started():
+                    utterance.speakable_s = max(utterance.last_text_s, begun_s)
                 case AudioChunk():
                     utterance.chunk(event)
                     if tap is not None:
@@ -253,7 +256,7 @@ class Session:
         for utterance in self._live:
             if utterance.number == number:
                 utterance.started = True
-                self._socket.event(UtteranceStarted(number, round((now_s - utterance.first_text_s) * 1000, 1)))
+                self._socket.event(UtteranceStarted(number, round((now_s - utterance.speakable_s) * 1000, 1)))
                 self._tell_engine(utterance, now_s)
 
     def audio_sent(self, number: int, now_s: float) -> None:

@@ -18,6 +18,8 @@ class Utterance:
         self.complete = False
         self.first_text_s = now_s
         self.last_text_s = now_s
+        self.speakable_s = now_s
+        """When its beginning could first be spoken: there was enough text, and the engine had taken it on."""
         self.engine: EngineUtterance | None = None
         self.reason: str | None = None
         self.samples = 0

@@ -172,7 +172,7 @@ function showUtterance(utterance) {
   const { id, state, text, spokenText, ttfaMs, gatewayTtfaMs, followed, durationMs, heardMs } = utterance;
   const facts = [];
   if (state === "speaking") facts.push("Speaking");
-  if (state === "done") facts.push(`${seconds(durationMs)} long`);
+  if (state === "done") facts.push(utterance.broken ? `Broken off after ${seconds(durationMs)}` : `${seconds(durationMs)} long`);
   if (state === "cancelled") facts.push(`Stopped, heard ${seconds(heardMs)}`);
   if (followed) facts.push("followed the one before");
   else if (ttfaMs !== null) facts.push(`first sound after ${Math.round(ttfaMs)} ms (gateway ${Math.round(gatewayTtfaMs)} ms)`);

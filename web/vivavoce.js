@@ -33,8 +33,8 @@ const FADED_MS = 1500; // after which nothing of what was cancelled is left in t
  * @property {number} id
  * @property {"speaking" | "done" | "cancelled"} state
  * @property {string} text                what it says; grows while it is being written
- * @property {number | null} ttfaMs       from sending its first letter to its first audible sample here; null: not (yet) known
- * @property {number} gatewayTtfaMs       from the gateway's getting its first text to its first packet
+ * @property {number | null} ttfaMs       from the letter that let it begin to its first audible sample here; null: not (yet) known
+ * @property {number} gatewayTtfaMs       from the gateway's getting that letter to its first packet
  * @property {boolean} followed           it waited for the utterance before it, so ttfaMs tells nothing about speed
  * @property {number} spokenMs
  * @property {string} spokenText          what has been said so far
@@ -78,7 +78,7 @@ export class Session extends EventTarget {
   /** @type {Listener | undefined} */ #listener;
   #leaving = new AbortController();
   #sent = new SentText();
-  /** @type {{utterance: Utterance, firstAt: number} | null} whose first sound is awaited */ #awaited = null;
+  /** @type {{utterance: Utterance, startedAt: number} | null} whose first sound is awaited */ #awaited = null;
   /** @type {Utterance | null} */ #speaking = null;
   #lastEndAt = -Infinity;
   /** @type {PromiseWithResolvers<object> | undefined} */ #created;
@@ -234,6 +234,11 @@ export class Session extends EventTarget {
     this.#listener?.close();
     this.#socket?.close(1000);
     this.tap?.close().catch(() => {});
+    for (const utterance of this.utterances.values()) {
+      if (utterance.state !== "speaking") continue;
+      Object.assign(utterance, { state: "cancelled", heardMs: utterance.spokenMs });
+      this.#emit("cancelled", { utterance });
+    }
     const gone = new VivavoceError("closed", "The session is closed.", { remedy: "Connect again." });
     for (const waiting of [this.#created, this.#updating, ...this.#pings]) {
       waiting?.promise.catch(() => {});
@@ -309,7 +314,7 @@ export class Session extends EventTarget {
     Object.assign(utterance, { spokenMs: 0, spokenText: "", durationMs: null, heardMs: null });
     this.utterances.set(id, utterance);
     this.#speaking = utterance;
-    this.#awaited = { utterance, firstAt };
+    this.#awaited = { utterance, startedAt: performance.now() };
     this.#emit("started", { utterance });
     this.#emit("text", { text: this.pendingText });
     if (this.tap.onsetAt > Math.max(performance.now() - ONSET_BEFORE_STARTED_MS, this.#lastEndAt)) this.#onOnset();
@@ -317,9 +322,9 @@ export class Session extends EventTarget {
 
   #onOnset() {
     if (!this.#awaited) return; // `started` is still on its way
-    const { utterance, firstAt } = this.#awaited;
+    const { utterance, startedAt } = this.#awaited;
     this.#awaited = null;
-    if (Number.isFinite(firstAt)) utterance.ttfaMs = this.tap.onsetAt - firstAt;
+    utterance.ttfaMs = utterance.gatewayTtfaMs + Math.max(0, this.tap.onsetAt - startedAt);
     this.#emit("heard", { utterance });
   }
 
@@ -335,7 +340,8 @@ export class Session extends EventTarget {
     const utterance = this.#ended(id);
     if (utterance?.state !== "cancelled") this.#sent.take(text);
     if (!utterance) return; // it had nothing to say
-    Object.assign(utterance, { state: "done", text, spokenText: text, spokenMs: durationMs, durationMs });
+    const broken = reason === "error";
+    Object.assign(utterance, { state: "done", text, spokenText: broken ? utterance.spokenText : text, spokenMs: durationMs, durationMs, broken });
     this.#emit("done", { utterance, reason });
     this.#emit("text", { text: this.pendingText });
   }

@@ -191,16 +191,22 @@ class LiveText:
         self._tail_at_keep(ends[start - 1] if start else 0)
         return fresh
 
-    def may_start(self, now_s: float, idle_s: float) -> bool:
+    def may_start(self, now_s: float, idle_s: float, word_s: float = math.inf) -> bool:
         """Whether enough is in hand to begin: the whole text, a sentence, a fast sender's first words, or a sender who paused."""
-        return self.starts_in(now_s, idle_s) == 0.0
+        return self.starts_in(now_s, idle_s, word_s) == 0.0
 
-    def starts_in(self, now_s: float, idle_s: float) -> float | None:
+    def whole_in(self, now_s: float, word_s: float) -> float:
+        """Seconds until a last word nothing follows counts as written to its end, if no more text comes."""
+        return max(0.0, self.appended_s + word_s - now_s)
+
+    def starts_in(self, now_s: float, idle_s: float, word_s: float = math.inf) -> float | None:
         """Seconds until the utterance may begin if no more text comes; None if it may not."""
         if self.finished:
             return 0.0
-        if not self._live or self._tokens <= self._spent:
+        if not self._live or self.blank:
             return None
+        if self._tokens <= self._spent:
+            return self.whole_in(now_s, word_s)
         # A reserve for a slow sender, and for any what is eaten until its next word.
         slow = START_TOKENS * (1 - self.tokens_per_s / TOKENS_PER_SECOND)
         wanted = max(1, math.ceil(slow), math.ceil(1.5 * self.word_s * TOKENS_PER_SECOND))
