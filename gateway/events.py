@@ -104,7 +104,8 @@ class UtteranceDone(msgspec.Struct, frozen=True, tag="utterance.done"):
 
 
 class UtteranceCancelled(msgspec.Struct, frozen=True, tag="utterance.cancelled"):
-    """It was stopped by `cancel`; no audio of it follows. What the listener has heard of it is an estimate."""
+    """It was stopped by `cancel`; no audio of it follows. What the listener has heard of it is an estimate. It may come after
+    `utterance.done`, while the listener still has some of it to hear."""
 
     utterance: int
     heard_ms: int

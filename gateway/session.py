@@ -179,7 +179,10 @@ class Session:
     # From text to audio
 
     def _make_next(self) -> None:
-        """Give the engine the next utterance, if it is free and there is one."""
+        """Give the engine the next utterance, if it is free and there is one. Text with nobody to hear it waits here: in the
+        engine it would hold a place that others need."""
+        if self._line is self.media and not self.media.attached:
+            return
         if self._maker is not None or not self._waiting or (self._waiting[0].blank and not self._waiting[0].complete):
             return
         utterance = self._waiting.popleft()
@@ -265,6 +268,10 @@ class Session:
             if utterance.number == number:
                 utterance.sent = True
                 self._socket.event(UtteranceDone(number, utterance.reason or "error", _ms(utterance.samples), utterance.text))
+
+    def listener_came(self) -> None:
+        """See LineEvents."""
+        self._make_next()
 
     async def _report(self) -> None:
         """Tell the engine and the client how far the listener is, while there is something to hear."""

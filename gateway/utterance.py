@@ -59,10 +59,11 @@ class Utterance:
         self._spoken.made(self.samples, event.text_until)
 
     def done(self, event: Done) -> str:
-        """All of its audio exists. Returns the text that was left unspoken because the engine ran out of text in mid-utterance."""
+        """All of its audio exists. Returns the text that was left unspoken because the engine ran out of text, or of
+        room for so long an utterance."""
         self.reason = event.reason
         self._spoken.complete(self.samples)
-        if event.reason != "idle":
+        if event.reason not in ("idle", "length"):
             return ""
         left = self.text[event.text_until :]
         self.text = self.text[: event.text_until]

@@ -30,6 +30,9 @@ class LineEvents(Protocol):
     def audio_sent(self, utterance: int, now_s: float) -> None:
         """All of it has left."""
 
+    def listener_came(self) -> None:
+        """There is somebody to hear what is written from now on."""
+
 
 class Line(Protocol):
     """What a session needs of a line."""
@@ -94,6 +97,11 @@ class OpusLine:
         return now_s < self._awake_until_s
 
     @property
+    def attached(self) -> bool:
+        """Whether there is a listener."""
+        return self._listener is not None
+
+    @property
     def speaking(self) -> bool:
         """In mid-utterance: the listener hears it, and more of it is to come from the engine."""
         return self._begun and self._unfinished
@@ -143,6 +151,7 @@ class OpusLine:
         """From now on `listener` takes the packets, and nobody else."""
         self._listener = listener
         self.rouse(time.monotonic())
+        self._events.listener_came()
 
     def detach(self, listener: object) -> None:
         """`listener` takes no more packets."""

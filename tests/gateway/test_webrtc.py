@@ -90,7 +90,7 @@ async def test_a_stream_nobody_speaks_to_stops_and_its_rtp_time_goes_on(connect,
     assert second[0] > ended_s + 1.0
     ticks = (second[1] - first[1]) % 2**32
     assert ticks % 960 == 0
-    assert abs(ticks / 48000 - (second[0] - first[0])) < 0.05
+    assert abs(ticks / 48000 - (second[0] - first[0])) < 0.08
 
 
 async def test_utterances_that_wait_follow_without_a_gap(connect, listen, gateway) -> None:
@@ -136,13 +136,12 @@ async def test_cancel_stops_within_a_packet(connect, listen, engine: StandInEngi
     assert min(scores) >= 0.9
 
 
-async def test_audio_waits_for_a_listener(connect, listen, engine: StandInEngine) -> None:
+async def test_text_waits_for_a_listener(connect, listen, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     await speaker.send("text.append", text=TEXT)
     await speaker.send("text.end")
     await asyncio.sleep(0.5)
-    assert engine.utterances[0].playbacks and all(not report.playing and report.heard == 0 for report in engine.utterances[0].playbacks)
-    assert engine.utterances[0].made <= 24000 * 3.1
+    assert not engine.utterances, "an utterance nobody hears holds a place in the engine"
     listener = await listen(speaker)
     await speaker.event("utterance.done")
     await speaker.say(SHORT)
@@ -221,6 +220,7 @@ async def test_a_data_channel_in_the_offer_is_answered(connect, listen) -> None:
 
 async def test_format_changes_only_while_silent(connect, listen) -> None:
     speaker = await connect("webrtc")
+    await listen(speaker)
     await speaker.send("text.append", text=SHORT)
     await speaker.send("session.update", audio={"format": "pcm_s16le"})
     assert (await speaker.event("error"))["code"] == "session_busy"
