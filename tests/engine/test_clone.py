@@ -385,13 +385,22 @@ def test_a_text_that_ends_under_the_reference_is_eaten_at_once(store: VoiceStore
     spoken = Spoken(base, store)
     spoken.open(0, "anna", live=True, frames=4)
     spoken.say(0, "one two ")
-    spoken.turns(2000)
+    spoken.turns(500)
     assert spoken.events == [], "the prompt needs more text, or its end"
     spoken.say(0, "three", finish=True)
     spoken.turns()
     chunks = [event for event in spoken.events if isinstance(event, AudioChunk)]
     assert {chunk.text_until for chunk in chunks} == {len("one two three")}
     assert spoken.done(0).samples == 4 * 1920
+
+
+def test_a_pause_ends_a_text_that_is_shorter_than_the_prompt_wants(store: VoiceStore, base: Checkpoint, tmp_path: Path) -> None:
+    make_voice(BASE, "anna", write_wav(tmp_path / "clip.wav", tone(4.0)), "ten nine", store)
+    spoken = Spoken(base, store)
+    spoken.open(0, "anna", live=True, frames=4)
+    spoken.say(0, "one two ")
+    spoken.turns(2000)
+    assert spoken.done(0).text_until == len("one two ") and spoken.done(0).samples == 4 * 1920
 
 
 def test_a_reference_too_long_for_the_positions_is_refused(store: VoiceStore, base: Checkpoint, tmp_path: Path) -> None:
