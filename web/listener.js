@@ -76,6 +76,12 @@ export class Listener {
     }
   }
 
+  /** The receiver's counters (inbound-rtp), or null before anything has arrived. @returns {Promise<object | null>} */
+  async stats() {
+    for (const report of (await this.#receiver.getStats()).values()) if (report.type === "inbound-rtp") return report;
+    return null;
+  }
+
   /** Silences what is played and everything fed by `stream`, from the next few milliseconds on. */
   set muted(muted) {
     this.#receiver.track.enabled = !muted;

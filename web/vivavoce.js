@@ -226,6 +226,11 @@ export class Session extends EventTarget {
     await this.#listener?.play();
   }
 
+  /** The receiver's counters, see Listener.stats. */
+  stats() {
+    return this.#listener?.stats() ?? Promise.resolve(null);
+  }
+
   /** Ends the session. Safe to call twice, and while the page is being left. */
   close() {
     if (this.#state === "closed") return;

@@ -72,6 +72,11 @@ class Demo:
         times: list[float] = await self.page.evaluate("[...vivavoce.session.utterances.values()].map((utterance) => utterance.ttfaMs)")
         return times
 
+    async def concealed(self) -> int:
+        """Samples of sound the receiver has had to make up, because none had come in time."""
+        counters: dict[str, int] = await self.page.evaluate("vivavoce.session.stats()")
+        return counters["concealedSamples"] - counters["silentConcealedSamples"]
+
     async def clear_recording(self) -> None:
         await self.page.evaluate("vivavoce.recorder.clear()")
 
