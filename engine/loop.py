@@ -308,9 +308,7 @@ class EngineLoop:
         u = voice.utterance
         if voice.reference is not None and not voice.body:
             self._put_reference(voice, voice.reference)
-        u.slot, u.prompt_rows = self.stages.open(
-            voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
-        )
+        u.slot, _ = self.stages.open(voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference)
         self._write(voice, voice.text.finished)
 
     def _begin_reference(self, voice: Voice) -> None:

@@ -21,7 +21,6 @@ class Utterance:
     max_frames: int
     arrived_s: float
     slot: int = -1
-    prompt_rows: int = 0
     text_issued: int = 0
     """Text tokens written to the slot, the closing tts_eos among them."""
     text_closed: bool = False

@@ -142,8 +142,6 @@ class Session:
             self._open = Utterance(text, settings, now_s)
             self._waiting.append(self._open)
         else:
-            if self._open.blank:
-                self._open.first_text_s = now_s
             self._open.append(text, now_s)
         self._make_next()
 

@@ -16,7 +16,6 @@ class Utterance:
         self.settings = settings
         self.text = text
         self.complete = False
-        self.first_text_s = now_s
         self.last_text_s = now_s
         self.speakable_s = now_s
         """When its beginning could first be spoken: there was enough text, and the engine had taken it on."""

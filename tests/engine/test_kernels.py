@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -365,3 +367,9 @@ def test_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.stat().st_mtime_ns == made
     assert [path.name for path in (tmp_path / "vivavoce").iterdir()] == [first.name]
     assert kernels._built(["cc"], [*flags, "-DOTHER"]) != first
+
+
+def test_the_kernels_build_wherever_there_is_a_compiler() -> None:
+    """The tests above are left out without kernels; a build that breaks must not pass for a missing compiler."""
+    if os.environ.get("VIVAVOCE_KERNELS") != "off" and (shutil.which("cc") or shutil.which("gcc")):
+        assert LIBRARY is not None
