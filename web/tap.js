@@ -19,6 +19,8 @@ export class Tap {
   onsetAt = -Infinity;
   /** When the latest audible sample passed, or -Infinity. */
   audibleAt = -Infinity;
+  /** When the latest sample of any kind passed, or -Infinity. */
+  heardAt = -Infinity;
   /** @type {(block: Block) => void} */
   onblock = () => {};
   /** @type {() => void} a sound has set in, at `onsetAt` */
@@ -67,6 +69,7 @@ export class Tap {
     const rate = this.#context.sampleRate;
     const endMs = ((frame + samples.length) / rate) * 1000;
     this.#clockOffset = Math.min(this.#clockOffset, performance.now() - endMs);
+    this.heardAt = this.#clockOffset + endMs;
     let energy = 0;
     let onset = false;
     for (let start = 0; start < samples.length; start += QUANTUM) {

@@ -12,7 +12,7 @@ import sys
 import threading
 import wave
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from playwright.async_api import async_playwright
 
 from tests.browser.demo import Demo
 from tests.browser.matching import RATE, Signal, resample
+from tests.browser.stalls import StallWatch
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
@@ -151,14 +152,15 @@ async def open_demo(tmp_path: Path) -> AsyncIterator[OpenDemo]:
     """`await open_demo(url)`: the page in a new tab."""
     if shutil.which(CHROMIUM) is None:
         pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium")
-    async with async_playwright() as playwright:
+    async with async_playwright() as playwright, AsyncExitStack() as stack:
+        watch = stack.enter_context(StallWatch())
         context = await playwright.chromium.launch_persistent_context(
             tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=FLAGS, accept_downloads=True
         )
         demos: list[Demo] = []
 
         async def open_one(url: str) -> Demo:
-            demo = Demo(await context.new_page())
+            demo = Demo(await context.new_page(), watch)
             demos.append(demo)
             await demo.page.goto(url)
             return demo
