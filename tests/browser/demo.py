@@ -17,7 +17,7 @@ from tests.browser.stalls import StallWatch
 
 PATIENCE_MS = 20_000
 SETTLES_MS = 2_000
-RETRIES = 5
+RETRIES = 12
 MOST_STRETCHES = 2
 
 log = logging.getLogger(__name__)
