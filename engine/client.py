@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from engine.errors import EngineError, EngineUnavailable, Overloaded, RequestRefused, UtteranceFailed
 from engine.messages import (
+    PROTOCOL_VERSION,
     Append,
     AudioChunk,
     Cancel,
@@ -28,6 +29,7 @@ from engine.messages import (
     Playback,
     SpeechRequest,
     Started,
+    Unwelcome,
     Welcome,
     decode_event,
     encode,
@@ -53,7 +55,7 @@ class EngineUtterance:
         self._credited = 0
 
     def append(self, text: str) -> None:
-        """More text; an empty string does nothing."""
+        """More text; an empty string does nothing. Raises RequestRefused for half of a surrogate pair."""
         if text and not self.ended:
             self._client._send(Append(self._client.epoch, self.number, text))
 
@@ -116,6 +118,7 @@ class EngineClient:
         self._utterances: dict[int, EngineUtterance] = {}
         self._cancelled: set[int] = set()
         self._next = 1
+        self._refusal: EngineUnavailable | None = None
         self._last_welcome_s = 0.0
 
     @property
@@ -139,7 +142,7 @@ class EngineClient:
         await self.close()
 
     async def start(self) -> None:
-        """Connect and wait for the engine. Raises EngineUnavailable after `timeout_s`."""
+        """Connect and wait for the engine. Raises EngineUnavailable after `timeout_s`, or if the engine speaks another protocol version."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -163,6 +166,9 @@ class EngineClient:
             # Also when cancelled: a context that is collected with an open socket blocks for good.
             await self.close()
             raise
+        if self._refusal is not None:
+            await self.close()
+            raise self._refusal
 
     async def close(self) -> None:
         """Drop the connection; open utterances end with EngineUnavailable."""
@@ -179,18 +185,26 @@ class EngineClient:
             self._context = None
 
     def open(self, request: SpeechRequest) -> EngineUtterance:
-        """Begin an utterance; refusals (unknown voice, ...) arrive when it is iterated."""
+        """Begin an utterance; refusals (unknown voice, ...) arrive when it is iterated, but for what no message can carry: that raises
+        RequestRefused here."""
         utterance = EngineUtterance(self, self._next)
+        self._send(Open(self.epoch, utterance.number, request))
         self._next += 1
         self._utterances[utterance.number] = utterance
-        self._send(Open(self.epoch, utterance.number, request))
         return utterance
 
     def _send(self, message: Command) -> None:
         if self._socket is None:
             raise EngineUnavailable("the engine client is closed")
+        try:
+            body = encode(message)
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise RequestRefused(f"text: {half} is half of a surrogate pair and no character; send both halves in one piece") from None
+        except (OverflowError, TypeError) as error:
+            raise RequestRefused(f"request: {error}; see SpeechRequest and Sampling for the ranges") from None
         # With no high-water mark a DEALER send completes at once; the future carries nothing we wait for.
-        self._socket.send(encode(message))
+        self._socket.send(body)
 
     async def _greet(self) -> None:
         while True:
@@ -216,6 +230,9 @@ class EngineClient:
             self._last_welcome_s = asyncio.get_running_loop().time()
             self._welcomed.set()
             return
+        if isinstance(event, Unwelcome):
+            self._turn_away(event.version)
+            return
         utterance = self._utterances.get(event.utterance)
         if utterance is None or event.epoch != self.epoch:
             return
@@ -230,6 +247,14 @@ class EngineClient:
             utterance._deliver(kind(event.message, code=event.code, retryable=event.retryable, retry_after_s=event.retry_after_s))
         else:
             utterance._deliver(event)
+
+    def _turn_away(self, version: int) -> None:
+        what = f"the engine at {self.endpoint} speaks protocol version {version}, this client {PROTOCOL_VERSION}; install the same release for both"
+        self._refusal = EngineUnavailable(what, code="version_mismatch", retryable=False)
+        # An engine of another version may have taken the place of the one before.
+        self._info = None
+        self._lose(what)
+        self._welcomed.set()
 
     def _lose(self, why: str) -> None:
         for utterance in self._utterances.values():

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, Overloaded, RequestRefused, UtteranceFailed
+from engine.extent import TextRoom
 from engine.guard import SPARE_S, Guard, longest_s
 from engine.messages import (
+    PROTOCOL_VERSION,
     Append,
     AudioChunk,
     Cancel,
@@ -32,13 +34,14 @@ from engine.messages import (
     Sampling,
     SpeechRequest,
     Started,
+    Unwelcome,
     Welcome,
 )
 from engine.model.prompt import CloneVoice, Prefix, Reference, build_prefix, reference_rows
 from engine.model.text import TOKENS_PER_SECOND, LiveText
 from engine.onset import OnsetTrim
 from engine.playback import PlaybackClock
-from engine.request import Utterance
+from engine.request import Utterance, check
 from engine.scheduler import Launch, Scheduler, Stage
 from engine.simulate import would_miss
 from engine.stages import Stages
@@ -52,6 +55,8 @@ STUMBLE_S = 0.12
 TRACE_LAUNCHES = 10_000
 # A forecast that found no room stands for this long.
 FULL_FOR_S = 0.05
+# Frames that a prompt must leave to speech.
+LEAST_ROOM = 100
 # Seconds of speech a character usually takes.
 USUAL_S = 0.07
 
@@ -109,7 +114,11 @@ class EngineLoop:
     def handle(self, client: bytes, command: Command, now_s: float) -> None:
         """Obey one command. What cannot be obeyed is answered with `Failed`; commands for utterances that have ended do nothing."""
         if isinstance(command, Hello):
-            self._emit(client, Welcome(self.epoch, self.stages.info))
+            if command.version == PROTOCOL_VERSION:
+                self._emit(client, Welcome(self.epoch, self.stages.info))
+            else:
+                log.error("a client speaks protocol version %d, this engine %d", command.version, PROTOCOL_VERSION)
+                self._emit(client, Unwelcome(PROTOCOL_VERSION))
             return
         if command.epoch != self.epoch:
             if isinstance(command, Open):
@@ -130,7 +139,9 @@ class EngineLoop:
                     self._fail(
                         key,
                         RequestRefused(
-                            f"text: longer than {self.config.max_text_chars} characters; send it as several utterances", code="text_too_long"
+                            f"text: {voice.text.received + len(text)} characters, an utterance may have {self.config.max_text_chars}; "
+                            "send it as several utterances",
+                            code="text_too_long",
                         ),
                     )
                 else:
@@ -146,6 +157,14 @@ class EngineLoop:
                 voice.utterance.playback.report(heard, playing, measured, now_s)
             case Credit(consumed=consumed):
                 voice.utterance.samples_consumed = max(voice.utterance.samples_consumed, consumed)
+
+    def refuse(self, client: bytes, epoch: int, number: int, message: str) -> None:
+        """A command that makes no sense fails the utterance it names."""
+        key = client, number
+        if epoch == self.epoch and (key in self._active or key in self._waiting):
+            self._fail(key, RequestRefused(message))
+        else:
+            self._emit(client, Failed(epoch, number, RequestRefused.code, message, RequestRefused.retryable))
 
     def turn(self, now_s: float) -> float | None:
         """Admit, then make at most one launch. Returns seconds until something is due: 0 after a launch, None if only a
@@ -217,19 +236,22 @@ class EngineLoop:
 
     def _voice(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> Voice:
         checkpoint = self.stages.checkpoint
-        _check(request)
+        check(request, self.config.max_text_chars)
         named = self.stages.voice(request.voice)
         reference = named.reference if isinstance(named, CloneVoice) else None
         prefix = build_prefix(checkpoint.config, checkpoint.tokenizer, voice=named, language=request.language, instructions=request.instructions)
         prompt = len(prefix) + (reference.uncovered if reference is not None else 0)
         room = self.config.positions - prompt
-        if room < 100:
+        if room < LEAST_ROOM:
             what, remedy = ("instructions", "shorten them") if reference is None else ("voice", "make it anew from a shorter clip")
-            raise RequestRefused(f"{what}: {prompt} prompt positions leave no room for speech in {self.config.positions}; {remedy}")
-        cap = min(room, checkpoint.config.generation.max_new_tokens - 1, request.max_frames or room)
+            most = self.config.positions - LEAST_ROOM
+            raise RequestRefused(f"{what}: {prompt} prompt positions leave no room for speech, at most {most} may be taken; {remedy}")
+        longest = min(room, checkpoint.config.generation.max_new_tokens - 1)
+        cap = min(longest, request.max_frames or longest)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         utterance = Utterance(key[0], key[1], request, PlaybackClock(self.info.sample_rate), cap, now_s)
-        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=prompt - len(prefix))
+        fits = TextRoom(longest * self.scheduler.frame_s - SPARE_S, self.scheduler.frame_s)
+        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=prompt - len(prefix), room=fits)
         onset = OnsetTrim(self.info.sample_rate) if self.config.trim_onset else None
         voice = Voice(utterance, text, prefix, seed, [], reference=reference, onset=onset, guard=Guard(self.info.sample_rate, self.scheduler.frame_s))
         self._begin_reference(voice)
@@ -237,13 +259,15 @@ class EngineLoop:
 
     def _feed(self, voice: Voice) -> None:
         """Move tokens that have become safe towards the slot; a text that turns out to hold nothing to say is done."""
+        if voice.text.full:
+            voice.utterance.reason = "length"
         for token, until in voice.text.take():
             voice.tokens.append(token)
             voice.utterance.text_until.append(until)
         if voice.utterance.slot >= 0:
             self._write(voice, voice.text.finished)
         elif voice.text.finished and voice.text.blank:
-            self._end((voice.utterance.client, voice.utterance.number), "end")
+            self._end((voice.utterance.client, voice.utterance.number), "empty")
 
     def _write(self, voice: Voice, last: bool) -> None:
         u = voice.utterance
@@ -430,7 +454,7 @@ class EngineLoop:
         until = voice.text.received
         if reason == "idle":
             until = voice.text.spoken_chars
-        elif reason not in ("end", "cancelled"):
+        elif reason not in ("end", "empty", "cancelled") and not (reason == "length" and voice.text.full):
             until = voice.utterance.chars_eaten
         self._emit(key[0], Done(self.epoch, key[1], reason, voice.utterance.samples_emitted, until))
 
@@ -444,24 +468,3 @@ class EngineLoop:
             return self._waiting.pop(key)
         self.stages.close(voice.utterance.slot)
         return voice
-
-
-def _check(request: SpeechRequest) -> None:
-    """Ranges of a request's numbers. Raises RequestRefused naming the field."""
-    s = request.sampling
-    ranges: list[tuple[str, float | None, float, float]] = [
-        ("temperature", s.temperature, 0.01, 2.0),
-        ("predictor_temperature", s.predictor_temperature, 0.01, 2.0),
-        ("top_k", s.top_k, 1, 1_000_000),
-        ("predictor_top_k", s.predictor_top_k, 1, 1_000_000),
-        ("top_p", s.top_p, 1e-6, 1.0),
-        ("predictor_top_p", s.predictor_top_p, 1e-6, 1.0),
-        ("repetition_penalty", s.repetition_penalty, 1.0, 2.0),
-        ("seed", s.seed, 0, 2**63 - 1),
-        ("max_frames", request.max_frames, 1, 8191),
-    ]
-    for name, value, low, high in ranges:
-        if value is not None and not low <= value <= high:
-            raise RequestRefused(f"{name}: {value:g} is out of range, expected {low:g} to {high:g}")
-    if request.pace not in ("live", "file"):
-        raise RequestRefused(f"pace: '{request.pace}' is unknown, expected live or file")

@@ -1,10 +1,13 @@
 """Messages between engine process and client, msgpack over ZeroMQ: one struct each, decoded once at the socket.
 
 A client (DEALER) numbers its own utterances; the engine (ROUTER) tells clients apart by their socket identity. The engine
-picks a random `epoch` at start and says it in `Welcome`; commands that carry another epoch are answered with `Failed`.
+picks a random `epoch` at start and says it in `Welcome`; commands that carry another epoch are answered with `Failed`. What
+cannot be decoded fails the utterance it names.
 Positions are samples at `EngineInfo.sample_rate`, counted from the utterance's first sample."""
 
 from __future__ import annotations
+
+import re
 
 import msgspec
 
@@ -28,12 +31,12 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One utterance to be spoken. Text follows in `Append` messages.
+    """One utterance to be spoken. Text follows in `Append` messages; text that holds nothing to say is `Done` without sound.
 
     `voice` None takes the checkpoint's first; `language` is a name the checkpoint lists or "auto". `live` says that text
     arrives while it is being spoken (end of speech is held back until `Finish`, design 3.2a). `pace` "live" makes audio at most
     a few seconds ahead of the listener, "file" as fast as spare capacity allows. `text_rate` is the sender's known speed in
-    characters a second, None if unknown."""
+    characters a second, above 0, None if unknown. `max_frames` (80 ms each) cuts speech off, wherever it is in its text."""
 
     voice: str | None = None
     language: str = "auto"
@@ -118,6 +121,12 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     info: EngineInfo
 
 
+class Unwelcome(msgspec.Struct, frozen=True, tag="unwelcome"):
+    """The answer to a Hello of another protocol version: nothing else will be understood. `version` is the engine's."""
+
+    version: int
+
+
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The utterance left the hold for enough text and entered the running batch."""
 
@@ -139,8 +148,11 @@ class AudioChunk(msgspec.Struct, frozen=True, tag="audio"):
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The last event of an utterance that was spoken.
 
-    `reason`: "end" (the model ended its speech), "length" (the frame cap), "cancelled", or "idle" (live text stopped coming
-    while it was needed: the words so far were spoken to their end, and text from character `text_until` on was not)."""
+    `reason`: "end" (the model ended its speech); "empty" (nothing in the text can be said: no sound was made); "cancelled";
+    "idle" (live text stopped coming while it was needed); "length" (the text was longer than one utterance may be, or `max_frames`
+    was reached); "runaway", "silence" or "repetition" (the voice had gone wrong). After "idle", and after "length" without
+    `max_frames`, the words up to character `text_until` were spoken to their end and those from there on were not: send them as the
+    next utterance."""
 
     epoch: int
     utterance: int
@@ -160,13 +172,31 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry_after_s: float | None = None
 
 
-Event = Welcome | Started | AudioChunk | Done | Failed
+Event = Welcome | Unwelcome | Started | AudioChunk | Done | Failed
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Whose a command is: what can be read of one whose other fields are wrong."""
+
+    type: str
+    epoch: int
+    utterance: int
+
 
 _encoder = msgspec.msgpack.Encoder()
 decode_command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+decode_address = msgspec.msgpack.Decoder(Address)
 decode_event: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode(message: Command | Event) -> bytes:
     """One message as msgpack bytes."""
     return _encoder.encode(message)
+
+
+def explain(command: str, error: msgspec.DecodeError) -> str:
+    """What is wrong with a command that could not be decoded: field, what it should be, what it is."""
+    text = str(error)
+    if (found := re.fullmatch(r"(.*) - at `\$\.(?:request\.)?(?:sampling\.)?(.*)`", text)) is not None:
+        return f"{found[2]}: {found[1][0].lower()}{found[1][1:]}"
+    return f"{command[:60]}: {text[0].lower()}{text[1:]}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.errors import RequestRefused
 from engine.messages import Sampling, SpeechRequest
 from engine.playback import PlaybackClock
 
-__all__ = ["Sampling", "SpeechRequest", "Utterance"]
+__all__ = ["Sampling", "SpeechRequest", "Utterance", "check"]
 
 
 @dataclass(eq=False)
@@ -78,3 +79,28 @@ class Utterance:
         """Characters of the text the Talker has been given."""
         eaten = min(self.frames_issued, len(self.text_until))
         return self.text_until[eaten - 1] if eaten else 0
+
+
+def check(request: SpeechRequest, max_text_chars: int) -> None:
+    """A request's numbers and lengths. Raises RequestRefused naming the field, its range and the remedy."""
+    s = request.sampling
+    ranges: list[tuple[str, float | None, float, float]] = [
+        ("temperature", s.temperature, 0.01, 2.0),
+        ("predictor_temperature", s.predictor_temperature, 0.01, 2.0),
+        ("top_k", s.top_k, 1, 1_000_000),
+        ("predictor_top_k", s.predictor_top_k, 1, 1_000_000),
+        ("top_p", s.top_p, 1e-6, 1.0),
+        ("predictor_top_p", s.predictor_top_p, 1e-6, 1.0),
+        ("repetition_penalty", s.repetition_penalty, 1.0, 2.0),
+        ("seed", s.seed, 0, 2**63 - 1),
+        ("max_frames", request.max_frames, 1, 8191),
+        ("text_rate", request.text_rate, 0.01, 1e9),
+    ]
+    for name, value, low, high in ranges:
+        # Written so that what is no number is out of range as well.
+        if value is not None and not low <= value <= high:
+            raise RequestRefused(f"{name}: {value} is out of range, expected {low} to {high}; leave it out for the usual value")
+    if request.pace not in ("live", "file"):
+        raise RequestRefused(f"pace: '{request.pace[:60]}' is unknown, expected live or file")
+    if len(request.instructions) > max_text_chars:
+        raise RequestRefused(f"instructions: {len(request.instructions)} characters, at most {max_text_chars} can be taken; shorten them")

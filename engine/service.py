@@ -18,7 +18,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
-from engine.messages import Event, decode_command, encode
+from engine.messages import Event, decode_address, decode_command, encode, explain
 from engine.model.checkpoint import load_checkpoint
 from engine.model.hub import resolve_model
 from engine.simulate import compare
@@ -107,9 +107,18 @@ class Service:
             try:
                 command = decode_command.decode(frames[-1])
             except msgspec.DecodeError as error:
-                log.error("undecodable command from a client: %s", error)
+                self._refuse(frames[0], frames[-1], error)
                 continue
             self.loop.handle(frames[0], command, time.monotonic())
+
+    def _refuse(self, client: bytes, body: bytes, error: msgspec.DecodeError) -> None:
+        """Tell the client what is wrong with a command, if it says which utterance it is for."""
+        try:
+            address = decode_address.decode(body)
+        except msgspec.DecodeError:
+            log.error("undecodable command from a client: %s", error)
+            return
+        self.loop.refuse(client, address.epoch, address.utterance, explain(address.type, error))
 
     def _send(self, client: bytes, event: Event) -> None:
         try:

@@ -72,12 +72,14 @@ def resolve_voice(config: ModelConfig, voice: str | None) -> str | None:
         if config.clones_voices:
             raise RequestRefused("voice: a Base checkpoint speaks with clone voices; make one with `vivavoce voice add`", code="unknown_voice")
         if voice:
-            raise RequestRefused(f"voice: this {config.type} checkpoint has no named voices; leave voice out", code="unknown_voice")
+            raise RequestRefused(
+                f"voice: this {config.type} checkpoint has no named voices; leave voice out and describe one in instructions", code="unknown_voice"
+            )
         return None
     if voice is None:
         return next(iter(speakers))
     if voice.lower() not in speakers:
-        raise RequestRefused(f"voice: '{voice}' is not in this checkpoint; it has: {', '.join(speakers)}", code="unknown_voice")
+        raise RequestRefused(f"voice: '{voice[:60]}' is not in this checkpoint; it has: {', '.join(speakers)}", code="unknown_voice")
     return voice.lower()
 
 
@@ -90,7 +92,9 @@ def resolve_language(config: ModelConfig, language: str, voice: str | None) -> i
     """The language's codec id, None for automatic. A dialect speaker turns automatic and Chinese into the dialect. Raises RequestRefused."""
     name = language.lower() or AUTO
     if name not in languages(config):
-        raise RequestRefused(f"language: '{language}' is not in this checkpoint; it has: {', '.join(languages(config))}", code="unknown_language")
+        raise RequestRefused(
+            f"language: '{language[:60]}' is not in this checkpoint; it has: {', '.join(languages(config))}", code="unknown_language"
+        )
     dialect = config.talker.dialects.get(voice) if voice else None
     if dialect and name in (AUTO, "chinese"):
         name = dialect

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BPETokenizer
 from tokenizers.models import BPE
 
+from engine.characters import NO_SPACES, is_speakable, spoken_form
 from engine.errors import CheckpointError
+from engine.extent import TextRoom
 from engine.model.config import ModelConfig, read_json
 
 # Qwen2's split: contractions, letter runs, single digits, punctuation runs, line ends, spaces (reference, section 5).
@@ -24,8 +25,6 @@ NEWER_TOKENS = 3
 WORD_CHARS = 6
 _LEADING_LINES = re.compile(r"\s*[\r\n]+")
 _SENTENCE_END = re.compile(r"""[.!?…。！？；;:][)"'”’」』\]]*\s*$|[\r\n]\s*$|[。！？…]""")
-# Letters of scripts written without spaces between words: Thai to Myanmar, Khmer, kana, bopomofo, Han.
-_NO_SPACES = re.compile(r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u312f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 class Tokenizer:
@@ -84,17 +83,22 @@ class LiveText:
     """The text of one utterance, released token by token.
 
     What is released is what tokenizing the whole text would give, as far as that can be known: a pre-token is safe when the
-    next has begun. Text that is not live is released whole, when it is finished. Positions are characters of the text as
-    appended; `rate` is the sender's known speed in characters a second; `spent` tokens go into the prompt at once, so the utterance cannot begin
-    before there are more; `now_s` is a monotonic clock."""
+    next has begun. Text that is not live is released whole, when it is finished. Nothing is released before there is something
+    that can be said. A text that outgrows `room` is ended there, at a sentence or word: it is then `full`.
 
-    def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None, spent: int = 0) -> None:
+    Positions are characters of the text as appended; `rate` is the sender's known speed in characters a second; `spent` tokens
+    go into the prompt at once, so the utterance cannot begin before there are more; `now_s` is a monotonic clock."""
+
+    def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None, spent: int = 0, room: TextRoom | None = None) -> None:
         self._tokenizer = tokenizer
         self._live = live
         self._rate = rate
         self._spent = spent
-        # What is not spoken yet, in NFC as the tokenizer wants it and as it was appended; `_tail_at` is where it begins.
+        self._room = room
+        # What is not spoken yet, as the tokenizer wants it and as it was appended; `_tail_at` is where it begins, `_ends` where the
+        # tail's characters end in the appended text, None if they are the same.
         self._tail = self._raw = ""
+        self._ends: list[int] | None = None
         self._tail_at = 0
         self._spoken_in_tail: list[int] = []
         self._spoken_to = 0
@@ -104,6 +108,7 @@ class LiveText:
         self._tokens = 0
         self.received = 0
         self.finished = False
+        self.full = False
         self.appended_s = 0.0
         self.recut_tokens = 0
         """Tokens that came out otherwise than tokenizing the whole text would have it."""
@@ -112,13 +117,17 @@ class LiveText:
         """More text; none is taken once the utterance has been closed or finished, the sender opens the next with it."""
         if self.finished:
             return
+        end = self._room.end_in(text) if self._room is not None else None
+        if end is not None:
+            text = text[:end]
+            self.finished = self.full = True
         if self._first_s is None:
             self._first_s, self._first_chars = now_s, len(text)
         self._appends += 1
         self.appended_s = now_s
         self.received += len(text)
         self._raw += text
-        self._tail = unicodedata.normalize("NFC", self._tail + text)
+        self._tail, self._ends = spoken_form(self._raw, self._said)
         if self._live and self._tokens == 0 and (lines := _LEADING_LINES.match(self._tail)):
             self._cut(lines.end())
 
@@ -131,14 +140,14 @@ class LiveText:
         _, ends, words = self._tokenizer.pieces(self._tail)
         if words and any(char.isalnum() for char in self._tail[_word_start(ends, words, len(words) - 1) :]):
             keep = _word_start(ends, words, len(words) - 1)
-            keep = max(keep, len(unicodedata.normalize("NFC", self._raw[: self._spoken_to - self._tail_at])))
+            keep = max(keep, self._spoken_chars_of_tail())
             self._raw, self._tail = self._raw[: self._raw_index(keep)], self._tail[:keep]
         self.finished = True
 
     @property
     def blank(self) -> bool:
-        """Nothing but white space so far."""
-        return self._tokens == 0 and not self._tail.strip()
+        """Nothing so far that can be said."""
+        return self._tokens == 0 and not is_speakable(self._tail)
 
     @property
     def spoken_chars(self) -> int:
@@ -175,10 +184,10 @@ class LiveText:
             # The word grew in a way that changes tokens already spoken: they stay as they are, the rest is cut anew.
             self.recut_tokens += sum(a != b for a, b in zip(ids, self._spoken_in_tail, strict=False))
             self._spoken_in_tail = []
-            self._cut(len(unicodedata.normalize("NFC", self._raw[: self._spoken_to - self._tail_at])))
+            self._cut(self._spoken_chars_of_tail())
             return self.take()
         count = self._safe(ids, ends, words)
-        if count <= known:
+        if count <= known or (self._tokens == 0 and not is_speakable(self._tail[: ends[count - 1]])):
             return []
         fresh = [(token, self._tail_at + self._raw_index(end)) for token, end in zip(ids[known:count], ends[known:count], strict=True)]
         self._tokens += len(fresh)
@@ -225,14 +234,18 @@ class LiveText:
         self._said = self._tail[:chars][-8:] or self._said
         index = self._raw_index(chars)
         self._tail, self._raw = self._tail[chars:], self._raw[index:]
+        self._ends = None if self._ends is None else [end - index for end in self._ends[chars:]]
         self._tail_at += index
 
     def _raw_index(self, chars: int) -> int:
         """Where `chars` characters of the tail end in the text as it was appended."""
-        if self._raw == self._tail:
+        if self._ends is None or chars == 0:
             return chars
-        rest = self._tail[chars:]
-        return next((i for i in range(len(self._raw) + 1) if unicodedata.normalize("NFC", self._raw[i:]) == rest), len(self._raw))
+        return self._ends[chars - 1]
+
+    def _spoken_chars_of_tail(self) -> int:
+        """How many of the tail's characters belong to tokens that have been released."""
+        return len(spoken_form(self._raw[: self._spoken_to - self._tail_at], self._said)[0])
 
     def _safe(self, ids: list[int], ends: list[int], words: list[int]) -> int:
         """How many of the tail's tokens may be spoken."""
@@ -240,7 +253,7 @@ class LiveText:
             return len(ids)
         count = sum(word != words[-1] for word in words)
         held = self._tail[ends[count - 1] if count else 0 :]
-        if _NO_SPACES.search(held):
+        if NO_SPACES.search(held):
             count = max(count, len(ids) - NEWER_TOKENS)
             # The byte tokens of one character share its end: it is released whole.
             while 0 < count < len(ids) and ends[count - 1] == ends[count]:
@@ -248,7 +261,7 @@ class LiveText:
         return count
 
     def _take_whole(self) -> list[tuple[int, int]]:
-        if self._tokens or not self._tail.strip():
+        if self._tokens or self.blank:
             return []
         _, ids = self._tokenizer.target(self._tail)
         self._tokens, self._spoken_to, self._tail, self._raw = len(ids), self.received, "", ""
@@ -261,8 +274,3 @@ def _word_start(ends: list[int], words: list[int], index: int) -> int:
     while index > 0 and words[index - 1] == words[index]:
         index -= 1
     return ends[index - 1] if index else 0
-
-
-def is_speakable(text: str) -> bool:
-    """Whether anything in the text could be said: a letter, a digit or a symbol with a name."""
-    return any(unicodedata.category(char)[0] in "LNS" for char in text)

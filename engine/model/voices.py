@@ -19,12 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.characters import is_speakable
 from engine.errors import RequestRefused
 from engine.model.checkpoint import checkpoint_name, load_encoders
 from engine.model.config import ModelConfig, load_config
 from engine.model.prompt import CloneVoice, Reference, SpeakerVector
 from engine.model.speaker import mel_spectrogram
-from engine.model.text import Tokenizer, is_speakable
+from engine.model.text import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ def read_clip(path: Path, sample_rate: int) -> Tensor:
                 if sum(len(piece) for piece in pieces) > LONGEST_S * sample_rate:
                     break
     except FileNotFoundError:
-        raise RequestRefused(f"clip: {path} does not exist") from None
+        raise RequestRefused(f"clip: {path} does not exist; check the path and {GOOD_LENGTH}") from None
     except (av.FFmpegError, OSError) as error:
         raise RequestRefused(f"clip: {path} cannot be read as audio ({getattr(error, 'strerror', None) or error}); {GOOD_LENGTH}") from None
     samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

@@ -157,12 +157,12 @@ def test_a_sender_who_pauses_is_spoken_up_to_the_last_word_and_told_so(tiny: Che
 def test_blank_text_is_done_without_sound(tiny: Checkpoint) -> None:
     world = World(tiny)
     world.open(1, " \n ")
-    assert world.last(1) == Done(world.loop.epoch, 1, "end", 0, 3)
+    assert world.last(1) == Done(world.loop.epoch, 1, "empty", 0, 3)
     world.open(2, " ", live=False)
-    assert world.last(2) == Done(world.loop.epoch, 2, "end", 0, 1)
+    assert world.last(2) == Done(world.loop.epoch, 2, "empty", 0, 1)
     world.open(3)
     world.loop.handle(ME, Finish(world.loop.epoch, 3), 0.0)
-    assert world.last(3) == Done(world.loop.epoch, 3, "end", 0, 0)
+    assert world.last(3) == Done(world.loop.epoch, 3, "empty", 0, 0)
     assert world.loop.idle
 
 

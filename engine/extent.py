@@ -1,0 +1,67 @@
+"""Extent: how much text one utterance may hold, so that its speech ends before its slot is full. Pure.
+
+The Talker eats text several times faster than it speaks, and what it has said of it cannot be told; so the end is planned
+by the text alone, as it comes: at a sentence's end once most of the slot is taken, a little later at a comma, then at any word."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+from engine.characters import NO_SPACES
+from engine.guard import longest_s
+
+# Of its longest plausible time a text takes half at most, unless it was asked to be slow: usual English takes a third.
+SLOW = 0.5
+# Shares of the room from which on an utterance may end there.
+SENTENCE_FROM, CLAUSE_FROM, WORD_FROM, ANYWHERE_FROM = 0.7, 0.8, 0.85, 1.0
+_SENTENCE_MARKS = ".!?…。！？\n"
+_CLAUSE_MARKS = ",;:，、；：—"
+_WIDE_MARKS = "。！？…，、；："
+_FLAG_LETTERS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
+_CLOSING = "\"')]}”’»」』】）》"
+
+
+class TextRoom:
+    """Room for `room_s` seconds of speech, in which each text token takes a frame of `frame_s` at least. Feed it all the text in order."""
+
+    def __init__(self, room_s: float, frame_s: float) -> None:
+        self._room_s = room_s
+        self._frame_s = frame_s
+        self._taken_s = 0.0
+        self._mark = self._last = ""
+        self._spaced = False
+
+    def end_in(self, text: str) -> int | None:
+        """The index in `text` at which the utterance is to end; None if all of it belongs to it. An end always has text behind it."""
+        for index, char in enumerate(text):
+            if self._taken_s >= self._room_s * SENTENCE_FROM and self._taken_s >= self._room_s * self._may_end_from(char):
+                return index
+            # No tokenizer makes more tokens of a character than it has bytes.
+            self._taken_s += max(longest_s(char) * SLOW, len(char.encode()) * self._frame_s)
+            self._note(char)
+        return None
+
+    def _note(self, char: str) -> None:
+        if char.isspace():
+            self._spaced = True
+            if char == "\n":
+                self._mark = char
+        elif char not in _CLOSING:
+            self._mark, self._spaced = char, False
+        self._last = char
+
+    def _may_end_from(self, char: str) -> float:
+        """The share of the room from which on the utterance may end before `char`."""
+        if char.isspace() or char in _CLOSING or char in _WIDE_MARKS or not self._last:
+            return math.inf
+        if self._spaced or self._mark in _WIDE_MARKS:
+            if self._mark in _SENTENCE_MARKS:
+                return SENTENCE_FROM
+            if self._mark in _CLAUSE_MARKS:
+                return CLAUSE_FROM
+        if self._spaced or (NO_SPACES.match(char) and NO_SPACES.match(self._last)):
+            return WORD_FROM
+        # Never inside a character: marks, joiners and what they join, skin tones, the letters of a flag.
+        joined = unicodedata.category(char) in ("Mn", "Mc", "Me", "Cf", "Sk") or unicodedata.category(self._last) == "Cf" or char in _FLAG_LETTERS
+        return math.inf if joined else ANYWHERE_FROM
