@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
-from engine.config import PROFILES
+from engine.config import PROFILES, deterministic
 from engine.errors import EngineError
 
 EMBEDDED_VOICE = Path(__file__).parent / "voice"
@@ -22,6 +22,7 @@ def main() -> int:
         "--model", default=str(EMBEDDED_VOICE), help="checkpoint folder, or a name on the hub such as Qwen/...; default: the embedded voice"
     )
     serve.add_argument("--profile", choices=sorted(PROFILES), default="latency")
+    serve.add_argument("--deterministic", action="store_true", help="launches of one shape: the same bits whatever else is spoken, at a higher cost")
     serve.add_argument("--threads", type=int, help="CPU threads of the model")
     serve.add_argument("--trace", type=Path, help="on exit, write every launch to this file as JSON lines")
     conform = commands.add_parser("conform", help="compare the serving path with golden fixtures")
@@ -51,7 +52,10 @@ def main() -> int:
             return 0
         from engine.service import serve as serve_engine
 
-        serve_engine(arguments.endpoint, arguments.model, PROFILES[arguments.profile], arguments.threads, arguments.trace)
+        config = PROFILES[arguments.profile]
+        serve_engine(
+            arguments.endpoint, arguments.model, deterministic(config) if arguments.deterministic else config, arguments.threads, arguments.trace
+        )
         return 0
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
