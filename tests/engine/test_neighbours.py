@@ -26,11 +26,14 @@ def way(request: pytest.FixtureRequest) -> Iterator[tuple[Checkpoint, dict[str, 
         if request.param != "kernels":
             patch.setenv(SWITCH, "off")
         checkpoint = load_checkpoint(FIXTURES / "checkpoints" / "cv17")
-        yield checkpoint, {
-            "kernels": {},
-            "twins": {"buckets": (8,), "first_frames": 2, "chunk_frames": (2,)},
-            "twins, deterministic": {name: getattr(deterministic(LATENCY), name) for name in ("buckets", "first_frames", "chunk_frames")},
-        }[request.param]
+        yield (
+            checkpoint,
+            {
+                "kernels": {},
+                "twins": {"buckets": (8,), "first_frames": 2, "chunk_frames": (2,)},
+                "twins, deterministic": {name: getattr(deterministic(LATENCY), name) for name in ("buckets", "first_frames", "chunk_frames")},
+            }[request.param],
+        )
 
 
 def alone(checkpoint: Checkpoint, settings: dict[str, object], seed: int) -> np.ndarray:
