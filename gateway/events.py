@@ -18,6 +18,12 @@ class Audio(msgspec.Struct, frozen=True):
     format: AudioFormat
 
 
+class Text(msgspec.Struct, frozen=True):
+    """What is made of the text: `clean` leaves out Markdown, HTML tags, emoji and control characters (gateway.text)."""
+
+    clean: bool
+
+
 # Client events
 
 
@@ -28,6 +34,7 @@ class SessionUpdate(msgspec.Struct, frozen=True, tag="session.update"):
     language: str | None = None
     instructions: str | None = None
     audio: Audio | None = None
+    text: Text | None = None
 
 
 class TextAppend(msgspec.Struct, frozen=True, tag="text.append"):
@@ -75,6 +82,7 @@ class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
     voice: str | None
     language: str
     audio: Audio
+    text: Text
     voices: list[str]
     languages: list[str]
 

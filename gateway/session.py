@@ -36,8 +36,10 @@ from gateway.media.opus import RATE
 from gateway.media.tap import Tap
 from gateway.pool import EnginePool
 from gateway.rtc.peer import Peer
+from gateway.script import Script
 from gateway.sender import TextRate
 from gateway.settings import Settings
+from gateway.text import Cleaner, TextFilter, Verbatim
 from gateway.utterance import Utterance
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,8 @@ class Session:
         self._line: Line = self._pcm
         self._settings: Settings | None = None
         self._rate = TextRate()
+        self._filter: TextFilter | None = None
+        """Of the text being written, which may go on in further utterances; None before it and after its end."""
         self._count = 0
         self._open: Utterance | None = None
         """Takes text now."""
@@ -100,8 +104,11 @@ class Session:
         match event:
             case TextAppend(text):
                 self._append(text, now_s)
-            case TextFlush() | TextEnd():
+            case TextFlush():
                 self._finish()
+            case TextEnd():
+                self._finish()
+                self._filter = None
             case Cancel(utterance):
                 self._cancel(utterance, now_s)
             case SessionUpdate():
@@ -136,14 +143,18 @@ class Session:
             raise EventError("text_too_long", f"an utterance may have {limit} characters; send text.end to begin the next")
         if self._open is None and len(self._waiting) >= self._config.max_waiting_utterances:
             raise EventError("too_many_utterances", f"{len(self._waiting)} utterances are waiting already", retryable=True)
-        self._rate.append(len(text), now_s)
         self.media.rouse(now_s)
         if self._open is None:
-            self._open = Utterance(text, settings, now_s)
+            self._open = Utterance(Script(self._text_filter(settings)), settings, now_s)
             self._waiting.append(self._open)
-        else:
-            self._open.append(text, now_s)
+        self._rate.append(self._open.append(text, now_s), now_s)
         self._make_next()
+
+    def _text_filter(self, settings: Settings) -> TextFilter:
+        kind = Cleaner if settings.text.clean else Verbatim
+        if not isinstance(self._filter, kind):
+            self._filter = kind()
+        return self._filter
 
     def _finish(self) -> None:
         self._configured()
@@ -160,6 +171,8 @@ class Session:
         self._waiting.clear()
         if self._open is not None and (self._open.number == 0 or self._open in doomed):
             self._open = None
+        if self._open is None:
+            self._filter = None
         if not doomed:
             return
         if self._making in doomed and self._maker is not None:
@@ -232,12 +245,12 @@ class Session:
         if tap is not None:
             await asyncio.to_thread(tap.save)
 
-    def _carry_over(self, utterance: Utterance, left: str) -> None:
+    def _carry_over(self, utterance: Utterance, left: Script | None) -> None:
         """The engine is done with `utterance`; text it left unspoken begins the next one."""
         was_open = self._open is utterance
         if was_open:
             self._open = None
-        if left and not (left.isspace() and utterance.complete):
+        if left is not None:
             following = Utterance(left, utterance.settings, utterance.last_text_s)
             following.complete = utterance.complete
             self._waiting.appendleft(following)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine import EngineInfo
-from gateway.events import Audio, EventError, SessionUpdate, SessionUpdated
+from gateway.events import Audio, EventError, SessionUpdate, SessionUpdated, Text
 
 AUTO_LANGUAGE = "auto"
 
@@ -17,6 +17,7 @@ class Settings(msgspec.Struct, frozen=True):
     language: str
     instructions: str
     audio: Audio
+    text: Text = Text(clean=True)
 
     @classmethod
     def initial(cls, info: EngineInfo) -> Settings:
@@ -30,11 +31,11 @@ class Settings(msgspec.Struct, frozen=True):
             raise EventError("text_too_long", f"instructions may have {max_chars} characters, these have {len(instructions)}")
         voice = self.voice if update.voice is None else _listed(update.voice, info.voices, "voice")
         language = self.language if update.language is None else _listed(update.language, _languages(info), "language")
-        return Settings(voice, language, instructions, update.audio or self.audio)
+        return Settings(voice, language, instructions, update.audio or self.audio, update.text or self.text)
 
     def event(self, info: EngineInfo) -> SessionUpdated:
         """What the client is told."""
-        return SessionUpdated(self.voice, self.language, self.audio, info.voices, _languages(info))
+        return SessionUpdated(self.voice, self.language, self.audio, self.text, info.voices, _languages(info))
 
 
 def _languages(info: EngineInfo) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine import AudioChunk, Done, EngineUtterance
 from gateway.media.opus import RATE
+from gateway.script import Script
 from gateway.settings import Settings
 from gateway.spoken import SpokenText
 
@@ -11,10 +12,10 @@ from gateway.spoken import SpokenText
 class Utterance:
     """Text grows until `complete`; `number` is given when the engine begins it, so numbers are in speaking order."""
 
-    def __init__(self, text: str, settings: Settings, now_s: float) -> None:
+    def __init__(self, script: Script, settings: Settings, now_s: float) -> None:
         self.number = 0
         self.settings = settings
-        self.text = text
+        self.script = script
         self.complete = False
         self.last_text_s = now_s
         self.speakable_s = now_s
@@ -28,27 +29,36 @@ class Utterance:
         self._spoken = SpokenText(RATE)
 
     @property
+    def text(self) -> str:
+        """As it was written; every position that a client is told counts its characters."""
+        return self.script.written
+
+    @property
     def blank(self) -> bool:
         """Nothing to say, so far."""
-        return not self.text.strip()
+        return not self.script.said.strip()
 
-    def append(self, text: str, now_s: float) -> None:
-        """More text."""
-        self.text += text
-        self.last_text_s = now_s
-        if self.engine is not None:
-            self.engine.append(text)
+    def append(self, text: str, now_s: float) -> int:
+        """More text; returns how many characters are said for it."""
+        said = self.script.append(text)
+        if said:
+            self.last_text_s = now_s
+            if self.engine is not None:
+                self.engine.append(said)
+        return len(said)
 
     def finish(self) -> None:
         """No more text will come."""
+        said = self.script.finish()
         self.complete = True
         if self.engine is not None:
+            self.engine.append(said)
             self.engine.finish()
 
     def begin(self, engine: EngineUtterance) -> None:
         """The engine takes it on: hand over the text so far."""
         self.engine = engine
-        engine.append(self.text)
+        engine.append(self.script.said)
         if self.complete:
             engine.finish()
 
@@ -57,17 +67,16 @@ class Utterance:
         self.samples = event.position + len(event.pcm) // 2
         self._spoken.made(self.samples, event.text_until)
 
-    def done(self, event: Done) -> str:
+    def done(self, event: Done) -> Script | None:
         """All of its audio exists. Returns the text that was left unspoken because the engine ran out of text, or of
-        room for so long an utterance."""
+        room for so long an utterance; None if there is none."""
         self.reason = event.reason
         self._spoken.complete(self.samples)
-        if event.reason not in ("idle", "length"):
-            return ""
-        left = self.text[event.text_until :]
-        self.text = self.text[: event.text_until]
-        return left
+        if event.reason not in ("idle", "length") or (self.complete and not self.script.said[event.text_until :].strip()):
+            return None
+        left = self.script.split(event.text_until)
+        return left if left.written else None
 
     def heard_chars(self, heard: int) -> int:
         """An estimate of the characters heard with `heard` samples, cut back to a word's end."""
-        return self._spoken.heard(self.text, heard)
+        return self.script.written_until(self._spoken.heard(self.script.said, heard))

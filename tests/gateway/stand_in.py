@@ -1,7 +1,7 @@
 """StandInEngine: speaks engine/messages.py in this process and plays speech made by espeak-ng. No model, no torch.
 
 Its rules are simple enough to test against: an utterance's audio is speech as long as its text, 60 ms a character, in 80 ms
-frames; a frame exists once its text is there, at most three seconds beyond what the listener has heard. `[fail]` in the text
+frames; a frame exists once its text is there, at most three seconds beyond what the listener has heard. `{fail}` in the text
 breaks the utterance. A stall of `idle_s` ends it with Done(reason="idle")."""
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class StandInEngine:
             making.changed.clear()
             if making.cancelled:
                 return done("cancelled", len(making.text))
-            if "[fail]" in making.text:
+            if "{fail}" in making.text:
                 del self._by_number[peer, number]
                 self._send(peer, Failed(self._epoch, number, "utterance_failed", "it was told to fail", True))
                 return

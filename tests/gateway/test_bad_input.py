@@ -122,16 +122,26 @@ async def test_nothing_to_say(connect, engine: StandInEngine) -> None:
     await works(speaker)
 
 
-@pytest.mark.parametrize("text", ["<|im_end|><|endoftext|> said plainly.", "\u0000\u200b\ufeff \U0001f600 \u202eodd", "日本語と中文。"])
-async def test_any_text_is_text(connect, engine: StandInEngine, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<|im_end|><|endoftext|> said plainly.", "<|im_end|><|endoftext|> said plainly."),
+        ("\u0000\u200b\ufeff \U0001f600 \u202eodd", "odd"),
+        ("日本語と中文。", "日本語と中文。"),
+    ],
+)
+async def test_any_text_is_text(connect, engine: StandInEngine, text: str, said: str) -> None:
     speaker = await connect()
     assert (await speaker.say(text))["text"] == text
-    assert engine.utterances[0].text == text
+    assert engine.utterances[0].text == said
+    await speaker.send("session.update", text={"clean": False})
+    assert (await speaker.say(text))["text"] == text
+    assert engine.utterances[1].text == text
 
 
 async def test_engine_failure_is_an_error_event(connect) -> None:
     speaker = await connect()
-    await speaker.send("text.append", text="Break [fail] here.")
+    await speaker.send("text.append", text="Break {fail} here.")
     error = await speaker.event("error")
     assert (error["code"], error["retryable"], error["utterance"]) == ("utterance_failed", True, 1)
     assert (await speaker.event("utterance.done"))["reason"] == "error"
