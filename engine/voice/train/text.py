@@ -4,7 +4,7 @@
 
 WordNet 3.0 glosses and examples (WordNet licence), State of the Union addresses since 1900 and common first names
 (CC0), and templates written here: conversation, assistants' answers, questions, names, numbers, dates, addresses.
-Sentences of sentences_test.txt and sentences_dev.txt are left out.
+Sentences of sentences_*.txt, which judge the voice, are left out.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
+
+from engine.voice.judge import read_sentences
 
 WRITABLE = re.compile(r"^[A-Za-z0-9 ,.;:'?!$%&/()\"#@°€£+=–—-]+$")
 HERE = Path(__file__).parent
@@ -245,7 +247,7 @@ def build(wordnet_dir: Path, sotu_dir: Path, name_files: list[Path], seed: int =
     several = [" ".join(r.sample(pool, r.choice([2, 2, 3, 4]))) for _ in range(60_000)]
     rows += [s for s in several if len(s) <= 280]
     r.shuffle(rows)
-    held_out = {line.strip().lower() for name in ("sentences_test.txt", "sentences_dev.txt") for line in (HERE / name).read_text().splitlines()}
+    held_out = {sentence.text.lower() for path in HERE.glob("sentences_*.txt") for sentence in read_sentences(path)}
     return [s for s in rows if s.lower() not in held_out]
 
 
