@@ -1,5 +1,6 @@
 """vivavoce's engine: text to PCM. Importing this package, the client and the message types needs no torch."""
 
+from engine.characters import is_speakable
 from engine.client import EngineClient, EngineUtterance
 from engine.errors import CheckpointError, EngineError, EngineUnavailable, Overloaded, RequestRefused, UtteranceFailed
 from engine.messages import AudioChunk, Done, EngineInfo, Sampling, SpeechRequest, Started
@@ -19,4 +20,5 @@ __all__ = [
     "SpeechRequest",
     "Started",
     "UtteranceFailed",
+    "is_speakable",
 ]

@@ -5,7 +5,9 @@ session, in speaking order. Characters are Unicode code points."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+import re
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -103,7 +105,8 @@ class UtteranceProgress(msgspec.Struct, frozen=True, tag="utterance.progress"):
 
 
 class UtteranceDone(msgspec.Struct, frozen=True, tag="utterance.done"):
-    """All its audio has been sent. `reason`: end, length, idle (the rest of the text follows as the next utterance), empty, or error."""
+    """All its audio has been sent. `reason`: end; idle or length (the text stopped coming, or is too long for one utterance:
+    the rest follows as the next); empty (nothing in it can be said); silence, repetition or runaway (the voice had gone wrong); or error."""
 
     utterance: int
     reason: str
@@ -158,6 +161,7 @@ class _Tag(msgspec.Struct, frozen=True):
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _tag_decoder = msgspec.json.Decoder(_Tag)
+_HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _names = [str(event.__struct_config__.tag) for event in CLIENT_EVENTS]
 
 
@@ -167,13 +171,26 @@ def encode(event: ServerEvent) -> str:
 
 
 def decode(message: str) -> ClientEvent:
-    """One client event. Raises EventError: malformed_event, unknown_event or invalid_event."""
+    """One client event; the text of `text.append` may hold halves of surrogate pairs. Raises EventError: malformed_event,
+    unknown_event or invalid_event."""
     try:
-        return _decoder.decode(message)
+        return _halved(message) if _HALF_ESCAPE.search(message) else _decoder.decode(message)
     except msgspec.ValidationError as error:
-        raise _explain(message, error) from error
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise _explain(_HALF_ESCAPE.sub("?", message), error) from error
+    except (ValueError, RecursionError) as error:
         raise EventError("malformed_event", f"not JSON: {error}") from error
+
+
+def _halved(message: str) -> ClientEvent:
+    """As `decode`, where a pair may have been cut in two, which msgspec takes for broken JSON."""
+    event: ClientEvent = msgspec.convert(json.loads(message), ClientEvent)
+    if not isinstance(event, TextAppend):
+        try:
+            _encoder.encode(event)
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise EventError("invalid_event", f"{event.__struct_config__.tag}: {half} is half of a surrogate pair; send both halves") from error
+    return event
 
 
 def _explain(message: str, error: msgspec.ValidationError) -> EventError:
@@ -183,4 +200,6 @@ def _explain(message: str, error: msgspec.ValidationError) -> EventError:
         return EventError("malformed_event", "an event is a JSON object with a string `type`")
     if name not in _names:
         return EventError("unknown_event", f"no event is called {name[:60]!r}; known: {', '.join(_names)}")
-    return EventError("invalid_event", f"{name}: {str(error).replace('`$.', '`')}")
+    # The only choice there is.
+    valid = f"; valid: {', '.join(get_args(AudioFormat))}" if "enum value" in str(error) else ""
+    return EventError("invalid_event", f"{name}: {str(error).replace('`$.', '`')}{valid}")

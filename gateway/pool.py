@@ -34,7 +34,6 @@ class EnginePool:
         self._client: EngineClient | None = None
         self._reason: str | None = "the engine is starting"
         self._ready = asyncio.Event()
-        self._failed_start = asyncio.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="vivavoce-"))
         self._task: asyncio.Task[None] | None = None
 
@@ -70,14 +69,13 @@ class EnginePool:
         """Wait until the engine can speak. Raises EngineUnavailable if its first start fails."""
         if self._task is None:
             raise EngineUnavailable("the engine pool is not running")
-        ready, failed = asyncio.create_task(self._ready.wait()), asyncio.create_task(self._failed_start.wait())
+        ready = asyncio.create_task(self._ready.wait())
         try:
-            await asyncio.wait([ready, failed, self._task], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ready, self._task], return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
-            failed.cancel()
         if self._task.done():
-            # Only a defect ends it; here it comes to light.
+            # A defect in it comes to light here.
             await self._task
         if not self._ready.is_set():
             raise EngineUnavailable(self._reason or "the engine did not start")
@@ -88,11 +86,13 @@ class EnginePool:
         return self._client
 
     async def _supervise(self) -> None:
+        """Start the engine again whenever it is lost. What never came up is given up: it would fail again."""
         failures = 0
         while True:
             started_s = time.monotonic()
             await self._run_once()
-            self._failed_start.set()
+            if not self._ready.is_set():
+                return
             if time.monotonic() - started_s > STEADY_S:
                 failures = 0
             pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]

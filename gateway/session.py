@@ -39,6 +39,7 @@ from gateway.rtc.peer import Peer
 from gateway.script import Script
 from gateway.sender import TextRate
 from gateway.settings import Settings
+from gateway.surrogates import Halves
 from gateway.text import Cleaner, TextFilter, Verbatim
 from gateway.utterance import Utterance
 
@@ -74,6 +75,7 @@ class Session:
         self._line: Line = self._pcm
         self._settings: Settings | None = None
         self._rate = TextRate()
+        self._halves = Halves()
         self._filter: TextFilter | None = None
         """Of the text being written, which may go on in further utterances; None before it and after its end."""
         self._count = 0
@@ -134,13 +136,16 @@ class Session:
 
     def _append(self, text: str, now_s: float) -> None:
         settings = self._configured()
+        text, left_out = self._halves.join(text)
+        self._report_half(left_out)
         if not text:
             return
         if len(text) > self._config.max_append_chars:
-            raise EventError("text_too_long", f"one text.append may carry {self._config.max_append_chars} characters, this has {len(text)}")
+            what = f"text: one text.append may carry {self._config.max_append_chars} characters, this has {len(text)}; send it in pieces"
+            raise EventError("text_too_long", what)
         limit = min(self._config.max_utterance_chars, self._engines.info.max_text_chars)
         if len(text) + (len(self._open.text) if self._open else 0) > limit:
-            raise EventError("text_too_long", f"an utterance may have {limit} characters; send text.end to begin the next")
+            raise EventError("text_too_long", f"text: an utterance may have {limit} characters; send text.end to begin the next")
         if self._open is None and len(self._waiting) >= self._config.max_waiting_utterances:
             raise EventError("too_many_utterances", f"{len(self._waiting)} utterances are waiting already", retryable=True)
         self.media.rouse(now_s)
@@ -156,8 +161,14 @@ class Session:
             self._filter = kind()
         return self._filter
 
+    def _report_half(self, half: str) -> None:
+        if half:
+            what = f"text: {half!a} is half of a surrogate pair whose other half was not beside it; it was left out, the rest is spoken"
+            self._socket.event(Error("invalid_text", f"{what}; cut text between characters", False))
+
     def _finish(self) -> None:
         self._configured()
+        self._report_half(self._halves.drop())
         if self._open is not None:
             self._open.finish()
             self._open = None
@@ -173,6 +184,7 @@ class Session:
             self._open = None
         if self._open is None:
             self._filter = None
+            self._halves.drop()
         if not doomed:
             return
         if self._making in doomed and self._maker is not None:

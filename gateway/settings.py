@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True):
         """With the fields that `update` has. Raises EventError for what the checkpoint lacks."""
         instructions = self.instructions if update.instructions is None else update.instructions
         if len(instructions) > max_chars:
-            raise EventError("text_too_long", f"instructions may have {max_chars} characters, these have {len(instructions)}")
+            raise EventError("text_too_long", f"instructions: at most {max_chars} characters, these have {len(instructions)}; shorten them")
         voice = self.voice if update.voice is None else _listed(update.voice, info.voices, "voice")
         language = self.language if update.language is None else _listed(update.language, _languages(info), "language")
         return Settings(voice, language, instructions, update.audio or self.audio, update.text or self.text)
@@ -46,4 +46,6 @@ def _listed(name: str, known: list[str], what: str) -> str:
     for candidate in known:
         if candidate.lower() == name.lower():
             return candidate
-    raise EventError(f"unknown_{what}", f"no {what} is called {name[:60]!r}; the checkpoint has: {', '.join(known)}")
+    if not known:
+        raise EventError(f"unknown_{what}", f"{what}: this checkpoint has none to choose from; leave {what} out")
+    raise EventError(f"unknown_{what}", f"{what}: none is called {name[:60]!r}; the checkpoint has: {', '.join(known)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine import AudioChunk, Done, EngineUtterance
+from engine import AudioChunk, Done, EngineUtterance, is_speakable
 from gateway.media.opus import RATE
 from gateway.script import Script
 from gateway.settings import Settings
@@ -36,7 +36,7 @@ class Utterance:
     @property
     def blank(self) -> bool:
         """Nothing to say, so far."""
-        return not self.script.said.strip()
+        return not is_speakable(self.script.said)
 
     def append(self, text: str, now_s: float) -> int:
         """More text; returns how many characters are said for it."""
@@ -69,10 +69,11 @@ class Utterance:
 
     def done(self, event: Done) -> Script | None:
         """All of its audio exists. Returns the text that was left unspoken because the engine ran out of text, or of
-        room for so long an utterance; None if there is none."""
+        room for so long an utterance, or the voice went wrong; None if there is none."""
         self.reason = event.reason
         self._spoken.complete(self.samples)
-        if event.reason not in ("idle", "length") or (self.complete and not self.script.said[event.text_until :].strip()):
+        # A voice that went wrong before it had taken any text would do so again, and for ever.
+        if event.reason in ("end", "empty") or event.text_until == 0 or (self.complete and not is_speakable(self.script.said[event.text_until :])):
             return None
         left = self.script.split(event.text_until)
         return left if left.written else None

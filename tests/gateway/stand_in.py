@@ -89,7 +89,8 @@ class StandInEngine:
         self.frame_s = frame_s
         self.idle_s = idle_s
         self.cut_after: int | None = None
-        """Once: end the next utterance as idle behind this many characters."""
+        """Once: end the next utterance behind this many characters, for `cut_reason`."""
+        self.cut_reason = "idle"
         self.utterances: list[Making] = []
         self._epoch = random.getrandbits(31) + 1
         self._context = zmq.asyncio.Context()
@@ -169,7 +170,7 @@ class StandInEngine:
             wanted = len(making.text) * SAMPLES_PER_CHAR
             if self.cut_after is not None and making.made >= self.cut_after * SAMPLES_PER_CHAR > 0:
                 until, self.cut_after = self.cut_after, None
-                return done("idle", until)
+                return done(self.cut_reason, until)
             if making.made >= wanted:
                 if making.finished:
                     return done("end", len(making.text))

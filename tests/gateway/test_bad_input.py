@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import aiohttp
+import msgspec
 import pytest
 
 from gateway.config import GatewayConfig
+from gateway.events import EventError, SessionUpdate
+from gateway.settings import Settings
 from tests.gateway.stand_in import StandInEngine
 
 
@@ -47,6 +51,7 @@ async def test_unknown_event_names_the_known(connect) -> None:
         {"type": "cancel", "utterance": 0},
         {"type": "session.update", "audio": {"format": "mp3"}},
         {"type": "session.update", "voice": ["Ryan"]},
+        {"type": "session.update", "instructions": "half \ud83d"},
     ],
 )
 async def test_wrong_fields(connect, event: dict[str, object]) -> None:
@@ -55,6 +60,12 @@ async def test_wrong_fields(connect, event: dict[str, object]) -> None:
     error = await speaker.event("error")
     assert error["code"] == "invalid_event" and str(event["type"]) in error["message"]
     await works(speaker)
+
+
+async def test_a_wrong_audio_format_lists_the_valid(connect) -> None:
+    speaker = await connect()
+    await speaker.send("session.update", audio={"format": "mp3"})
+    assert (await speaker.event("error"))["message"] == ("session.update: Invalid enum value 'mp3' - at `audio.format`; valid: pcm_s16le, webrtc")
 
 
 async def test_text_before_session_update(connect, engine: StandInEngine) -> None:
@@ -72,13 +83,27 @@ async def test_text_before_session_update(connect, engine: StandInEngine) -> Non
 
 
 @pytest.mark.parametrize(
-    ("field", "code", "listed"), [("voice", "unknown_voice", "Vivian, Ryan"), ("language", "unknown_language", "english, german")]
+    ("field", "code", "listed"), [("voice", "unknown_voice", "Vivian, Ryan"), ("language", "unknown_language", "auto, english, german")]
 )
 async def test_what_the_checkpoint_lacks(connect, field: str, code: str, listed: str) -> None:
     speaker = await connect()
     await speaker.send("session.update", **{field: "Nobody"})
     error = await speaker.event("error")
-    assert error["code"] == code and listed in error["message"]
+    assert error["code"] == code and error["message"] == f"{field}: none is called 'Nobody'; the checkpoint has: {listed}"
+    await works(speaker)
+
+
+def test_a_checkpoint_without_voices_says_so() -> None:
+    info = msgspec.structs.replace(StandInEngine.info, voices=[])
+    with pytest.raises(EventError, match="voice: this checkpoint has none to choose from; leave voice out"):
+        Settings.initial(info).updated(SessionUpdate(voice="Ryan"), info, 100)
+
+
+async def test_instructions_over_the_limit(connect, config: GatewayConfig) -> None:
+    speaker = await connect()
+    await speaker.send("session.update", instructions="slowly " * 100)
+    error = await speaker.event("error")
+    assert (error["code"], error["message"]) == ("text_too_long", "instructions: at most 400 characters, these have 700; shorten them")
     await works(speaker)
 
 
@@ -120,6 +145,101 @@ async def test_nothing_to_say(connect, engine: StandInEngine) -> None:
     assert (done["reason"], done["duration_ms"]) == ("empty", 0)
     assert engine.utterances == []
     await works(speaker)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("text", ["👍", "👨\u200d👩\u200d👧 🇫🇷 ", "...", " — ?!", "\x00\u200b\ufeff", "***"])
+async def test_nothing_that_can_be_said(connect, engine: StandInEngine, text: str, clean: bool) -> None:
+    """Done at once, without sound and without asking the engine; and once words follow, they are one text with it."""
+    speaker = await connect()
+    await speaker.send("session.update", text={"clean": clean})
+    begin_s = time.monotonic()
+    done = await speaker.say(text)
+    assert (done["reason"], done["duration_ms"], done["text"]) == ("empty", 0, text)
+    assert time.monotonic() - begin_s < 1.0 and engine.utterances == []
+    await speaker.send("text.append", text=text)
+    await asyncio.sleep(0.4)
+    assert engine.utterances == [], "nothing is held open for it"
+    done = await speaker.say(" Great")
+    assert (done["reason"], done["text"]) == ("end", text + " Great")
+    assert engine.utterances[0].text.endswith("Great")
+
+
+async def test_an_idle_rest_that_cannot_be_said_is_no_utterance(connect, engine: StandInEngine) -> None:
+    engine.cut_after = len("Hello there")
+    speaker = await connect()
+    await speaker.send("session.update", text={"clean": False})
+    done = await speaker.say("Hello there 👍 ...")
+    assert done["reason"] == "idle" and len(engine.utterances) == 1
+    assert (await speaker.say("Still here."))["utterance"] == 2
+
+
+async def test_a_character_in_two_halves(connect, engine: StandInEngine) -> None:
+    """As a JavaScript client sends a text that it cut by UTF-16 units."""
+    speaker = await connect()
+    await speaker.send("session.update", text={"clean": False})
+    for piece in ("One \ud83d", "\ude00 two \ud842", "\udfb7\ud83d\ude00", "."):
+        await speaker.send("text.append", text=piece)
+    await speaker.send("text.end")
+    done = await speaker.event("utterance.done")
+    assert done["text"] == "One \U0001f600 two \U00020bb7\U0001f600." == engine.utterances[0].text
+
+
+@pytest.mark.parametrize(
+    ("pieces", "half", "spoken"),
+    [
+        (["One \ud83d", "two."], "\\ud83d", "One two."),
+        (["One \ude00two."], "\\ude00", "One two."),
+        (["One two.\ud83d"], "\\ud83d", "One two."),
+        (["One \ude00\ud83dtwo."], "\\ude00", "One two."),
+    ],
+)
+async def test_half_a_character_is_left_out_and_told(connect, engine: StandInEngine, pieces: list[str], half: str, spoken: str) -> None:
+    speaker = await connect()
+    for piece in pieces:
+        await speaker.send("text.append", text=piece)
+    await speaker.send("text.end")
+    error = await speaker.event("error")
+    assert (error["code"], error["retryable"]) == ("invalid_text", False)
+    assert error["message"] == (
+        f"text: '{half}' is half of a surrogate pair whose other half was not beside it; it was left out, the rest is spoken; "
+        "cut text between characters"
+    )
+    assert (await speaker.event("utterance.done"))["text"] == spoken
+    speaker.pcm.clear()
+    await works(speaker)
+
+
+async def test_a_hundred_thousand_characters_at_once(connect, config: GatewayConfig) -> None:
+    """With the default size of an event: an error that says what to do, not a closed socket."""
+    speaker = await connect()
+    await speaker.send("text.append", text="words and " * 10_000)
+    error = await speaker.event("error")
+    assert error["code"] == "text_too_long"
+    assert error["message"] == "text: one text.append may carry 400 characters, this has 100000; send it in pieces"
+    await works(speaker)
+
+
+async def test_a_text_too_long_for_one_utterance_goes_on_in_the_next(connect, engine: StandInEngine) -> None:
+    """Also what was sent after the engine had planned the end."""
+    engine.cut_after, engine.cut_reason = len("The first sentence."), "length"
+    speaker = await connect()
+    await speaker.send("text.append", text="The first sentence. And the ")
+    await asyncio.sleep(0.05)
+    await speaker.send("text.append", text="second one.")
+    await speaker.send("text.end")
+    first, second = await speaker.event("utterance.done"), await speaker.event("utterance.done")
+    assert (first["reason"], first["text"]) == ("length", "The first sentence.")
+    assert (second["reason"], second["text"]) == ("end", " And the second one.")
+
+
+async def test_after_a_voice_that_went_wrong_the_text_it_had_not_taken_is_spoken(connect, engine: StandInEngine) -> None:
+    engine.cut_after, engine.cut_reason = len("The first sentence."), "repetition"
+    speaker = await connect()
+    first = await speaker.say("The first sentence. And the second one.")
+    second = await speaker.event("utterance.done")
+    assert (first["reason"], first["text"]) == ("repetition", "The first sentence.")
+    assert (second["reason"], second["text"]) == ("end", " And the second one.")
 
 
 @pytest.mark.parametrize(

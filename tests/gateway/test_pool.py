@@ -67,10 +67,23 @@ async def test_an_engine_that_dies_is_an_error_and_comes_back() -> None:
         os.kill(pid, 0)
 
 
-async def test_a_first_start_that_fails_is_told() -> None:
+async def test_a_first_start_that_fails_is_told_and_not_tried_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "BACKOFF_S", (0.01,))
     async with EnginePool(GatewayConfig(), (sys.executable, "-c", "import sys; sys.exit(3)")) as engines:
         with pytest.raises(EngineUnavailable, match="status 3"):
             await engines.first_start()
+        await asyncio.sleep(0.3)
+        assert engines.unready == "the engine process ended with status 3"
+    assert "trying again" not in caplog.text
+
+
+async def test_a_wrong_model_folder_is_told_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gateway", "serve", "--port", "0", "--model", str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, told = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1 and b"trying again" not in told
+    assert f"error: {tmp_path}".encode() in told and b"config.json" in told
+    assert told.splitlines()[-1].startswith(b"vivavoce: the engine process ended with status 2")
 
 
 async def test_an_engine_that_never_answers_is_told_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
