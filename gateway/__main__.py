@@ -49,7 +49,7 @@ def main() -> None:
     try:
         if config.model is not None:
             # Here and not in the engine process, which has only so long to start.
-            config = msgspec.structs.replace(config, model=str(resolve_model(config.model)))
+            config = msgspec.structs.replace(config, model=str(resolve_model(config.model)), model_name=config.model_name or config.model)
         uvloop.run(serve(config))
     except (CheckpointError, EngineUnavailable) as error:
         sys.exit(f"vivavoce: {error}")

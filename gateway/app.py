@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from importlib import resources
 from pathlib import Path
 
 from aiohttp import web
 
-from gateway.api import native, operations
+from gateway.api import native, operations, speech
 from gateway.config import GatewayConfig
-from gateway.keys import CONFIG, ENGINES, PEERS, SESSIONS
+from gateway.keys import CONFIG, ENGINES, PEERS, REQUESTS, SESSIONS
 from gateway.pool import EnginePool
 from gateway.rtc import ice, whep
 from gateway.rtc.peers import Peers
@@ -28,11 +29,16 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app[ENGINES] = engines
     app[SESSIONS] = Sessions(config, engines)
     app[PEERS] = Peers(config.connect_s)
+    app[REQUESTS] = asyncio.Semaphore(config.max_requests)
     app.on_shutdown.append(_hang_up)
     app.cleanup_ctx.append(_conversations)
     app.add_routes(
         [
             web.get("/v1/speech", native.speech),
+            web.post("/v1/audio/speech", speech.speech),
+            web.get("/v1/audio/voices", speech.voices),
+            web.get("/v1/models", speech.models),
+            web.get("/v1/models/{name:.+}", speech.model),
             web.options(native.WHEP_PATH, whep.options),
             web.get(native.WHEP_PATH, whep.discover),
             web.post(native.WHEP_PATH, whep.offer),

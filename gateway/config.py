@@ -44,6 +44,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a listener's stream runs on in silence after text or speech, so that the next word is played as it came."""
     tap: str | None = None
     """An existing folder that gets the audio of every utterance as WAV: for tests and bug reports."""
+    model_name: str | None = None
+    """What HTTP clients call the model; None is the name given as `model`, or the checkpoint's folder. OpenAI's names are taken too."""
+    openai_voices: dict[str, str] = {}
+    """Which voice each of OpenAI's names (alloy, ash, ...) stands for; those not listed stand for the checkpoint's voices in order."""
+    max_requests: Count = 256
+    """How many HTTP speech requests may be open at once."""
+    stalled_s: Seconds = 120.0
+    """How long an HTTP client may take nothing of its speech before it is let go."""
     connect_s: Seconds = 30.0
     """How long a listener may take from its offer to a DTLS connection."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from gateway.config import GatewayConfig
@@ -12,4 +14,6 @@ from gateway.sessions import Sessions
 CONFIG = web.AppKey("config", GatewayConfig)
 ENGINES = web.AppKey("engines", EnginePool)
 SESSIONS = web.AppKey("sessions", Sessions)
+REQUESTS = web.AppKey("requests", asyncio.Semaphore)
+"""Room for HTTP speech requests."""
 PEERS = web.AppKey("peers", Peers)

@@ -29,13 +29,23 @@ class Settings(msgspec.Struct, frozen=True):
         instructions = self.instructions if update.instructions is None else update.instructions
         if len(instructions) > max_chars:
             raise EventError("text_too_long", f"instructions: at most {max_chars} characters, these have {len(instructions)}; shorten them")
-        voice = self.voice if update.voice is None else _listed(update.voice, info.voices, "voice")
-        language = self.language if update.language is None else _listed(update.language, _languages(info), "language")
+        voice = self.voice if update.voice is None else listed_voice(update.voice, info)
+        language = self.language if update.language is None else listed_language(update.language, info)
         return Settings(voice, language, instructions, update.audio or self.audio, update.text or self.text)
 
     def event(self, info: EngineInfo) -> SessionUpdated:
         """What the client is told."""
         return SessionUpdated(self.voice, self.language, self.audio, self.text, info.voices, _languages(info))
+
+
+def listed_voice(name: str, info: EngineInfo) -> str:
+    """The checkpoint's spelling of a voice. Raises EventError."""
+    return _listed(name, info.voices, "voice")
+
+
+def listed_language(name: str, info: EngineInfo) -> str:
+    """The checkpoint's spelling of a language. Raises EventError."""
+    return _listed(name, _languages(info), "language")
 
 
 def _languages(info: EngineInfo) -> list[str]:

@@ -1,18 +1,20 @@
 """StandInEngine: speaks engine/messages.py in this process and plays speech made by espeak-ng. No model, no torch.
 
 Its rules are simple enough to test against: an utterance's audio is speech as long as its text, 60 ms a character, in 80 ms
-frames; a frame exists once its text is there, at most three seconds beyond what the listener has heard. `{fail}` in the text
-breaks the utterance. A stall of `idle_s` ends it with Done(reason="idle")."""
+frames; a frame exists once its text is there, for a live listener at most three seconds beyond what is heard, and at most
+`credit_s` beyond what was taken. `{fail}` in the text breaks the utterance. A stall of `idle_s` ends it with Done(reason="idle")."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import io
 import random
 import signal
 import subprocess
+import time
 import wave
 from dataclasses import dataclass, field
 
@@ -22,6 +24,7 @@ import zmq.asyncio
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
+from engine import EngineError
 from engine.messages import (
     Append,
     AudioChunk,
@@ -46,6 +49,7 @@ RATE = 24000
 FRAME = 1920
 SAMPLES_PER_CHAR = RATE * 60 // 1000
 AHEAD_S = 3.0
+LOOK_EVERY_S = 0.02
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog while seven wizards argue about the weather. "
     "She sells sea shells on the sea shore, and nobody has ever asked her for the price of one. "
@@ -72,7 +76,9 @@ class Making:
     text: str = ""
     finished: bool = False
     heard: int = 0
+    consumed: int = 0
     made: int = 0
+    begun_s: float = 0.0
     cancelled: bool = False
     playbacks: list[Playback] = field(default_factory=list)
     pcm: bytearray = field(default_factory=bytearray)
@@ -88,6 +94,11 @@ class StandInEngine:
         self.endpoint = endpoint
         self.frame_s = frame_s
         self.idle_s = idle_s
+        self.credit_s = 60.0
+        self.fail_after: int | None = None
+        """Once: break the next utterance behind this many characters."""
+        self.refusal: EngineError | None = None
+        """What utterances are answered with."""
         self.cut_after: int | None = None
         """Once: end the next utterance behind this many characters, for `cut_reason`."""
         self.cut_reason = "idle"
@@ -133,6 +144,10 @@ class StandInEngine:
             if isinstance(command, Open):
                 making = Making(command.request)
                 self.utterances.append(making)
+                if self.refusal is not None:
+                    no = self.refusal
+                    self._send(peer, Failed(self._epoch, command.utterance, no.code, str(no), no.retryable, no.retry_after_s))
+                    continue
                 self._by_number[peer, command.utterance] = making
                 self._start(self._speak(peer, command.utterance, making))
                 continue
@@ -150,10 +165,14 @@ class StandInEngine:
                     making.playbacks.append(command)
                     making.heard = command.heard
                 case Credit():
-                    pass
+                    making.consumed = command.consumed
             making.changed.set()
 
     async def _speak(self, peer: bytes, number: int, making: Making) -> None:
+        def failed() -> None:
+            del self._by_number[peer, number]
+            self._send(peer, Failed(self._epoch, number, "utterance_failed", "it was told to fail", True))
+
         def done(reason: str, until: int) -> None:
             del self._by_number[peer, number]
             self._send(peer, Done(self._epoch, number, reason, making.made, until))
@@ -164,9 +183,10 @@ class StandInEngine:
             if making.cancelled:
                 return done("cancelled", len(making.text))
             if "{fail}" in making.text:
-                del self._by_number[peer, number]
-                self._send(peer, Failed(self._epoch, number, "utterance_failed", "it was told to fail", True))
-                return
+                return failed()
+            if self.fail_after is not None and making.made >= self.fail_after * SAMPLES_PER_CHAR:
+                self.fail_after = None
+                return failed()
             wanted = len(making.text) * SAMPLES_PER_CHAR
             if self.cut_after is not None and making.made >= self.cut_after * SAMPLES_PER_CHAR > 0:
                 until, self.cut_after = self.cut_after, None
@@ -182,11 +202,15 @@ class StandInEngine:
                             await making.changed.wait()
                 except TimeoutError:
                     return done("idle", until)
-            elif making.made - making.heard >= AHEAD_S * RATE:
+            elif making.made - making.consumed >= self.credit_s * RATE:
                 await making.changed.wait()
+            elif making.request.pace == "live" and making.made - self._heard(making) >= AHEAD_S * RATE:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await making.changed.wait()
             else:
                 if not started:
-                    started = True
+                    started, making.begun_s = True, time.monotonic()
                     self._send(peer, Started(self._epoch, number))
                 await asyncio.sleep(self.frame_s)
                 source = speech()
@@ -194,6 +218,10 @@ class StandInEngine:
                 self._send(peer, AudioChunk(self._epoch, number, making.made, len(making.text), pcm))
                 making.made += len(pcm) // 2
                 making.pcm += pcm
+
+    def _heard(self, making: Making) -> int:
+        """As reported; without reports, what has been played since the first frame."""
+        return making.heard if making.playbacks or not making.made else round((time.monotonic() - making.begun_s) * RATE)
 
 
 async def _main(endpoint: str) -> None:

@@ -1,0 +1,263 @@
+"""OpenAI's speech API: `POST /v1/audio/speech`, and what there is to speak with, `GET /v1/models` and `GET /v1/audio/voices`.
+
+The status line waits for the first sound, so that a refusal still has its status. From then on bytes leave as they are made; a reader
+that is slow stops the engine by the credit it does not give, one that is gone frees the engine's place at once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from engine import AudioChunk, Done, EngineError, EngineUnavailable, Overloaded, RequestRefused, SpeechRequest, UtteranceFailed, is_speakable
+from gateway.api.speech_body import OPENAI_VOICES, ApiError, SpeechBody, blamed, decode, find_model, model_names
+from gateway.keys import CONFIG, ENGINES, REQUESTS
+from gateway.media.container import Container, container
+from gateway.media.opus import RATE
+from gateway.pool import EnginePool
+from gateway.script import Script
+from gateway.text import Cleaner, Verbatim
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.02
+RETRY_AFTER_S = 1.0
+STARTED_S = int(time.time())
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def shaped(handler: Handler) -> Handler:
+    """Every answer has an x-request-id, and every refusal OpenAI's shape."""
+
+    async def wrapped(request: web.Request) -> web.StreamResponse:
+        request[REQUEST_ID] = f"req_{uuid.uuid4().hex}"
+        try:
+            return await handler(request)
+        except EngineError as error:
+            refusal = _refusal(error)
+        except ApiError as error:
+            refusal = error
+        except web.HTTPRequestEntityTooLarge:
+            refusal = ApiError.invalid(None, "request_too_large", f"the body is larger than {request.client_max_size} bytes", status=413)
+        return web.json_response(refusal.body, status=refusal.status, headers=refusal.headers | {"x-request-id": request[REQUEST_ID]})
+
+    return wrapped
+
+
+REQUEST_ID = web.RequestKey("request_id", str)
+
+
+@shaped
+async def speech(request: web.Request) -> web.StreamResponse:
+    """POST /v1/audio/speech."""
+    body = decode(await request.read())
+    engines = request.app[ENGINES]
+    asked = body.request(request.app[CONFIG], engines.info)
+    script = Script(Cleaner() if body.text.clean else Verbatim())
+    script.append(body.input)
+    script.finish()
+    if not is_speakable(script.said):
+        why = "there is nothing to say in it" if body.input.strip() else "it is empty"
+        raise ApiError.invalid("input", "nothing_to_say", f"input: {why}; send words")
+    room = request.app[REQUESTS]
+    if room.locked():
+        what = f"{request.app[CONFIG].max_requests} speech requests are open; try again soon"
+        raise ApiError(429, "rate_limit_error", "too_many_requests", what, retry_after_s=RETRY_AFTER_S)
+    async with room:
+        return await _while_connected(request, _answer(request, body, _Speech(engines, asked, script.said)))
+
+
+class _Speech:
+    """The audio of one text, made once; `samples` counts what it has given so far."""
+
+    def __init__(self, engines: EnginePool, request: SpeechRequest, text: str) -> None:
+        self.samples = 0
+        self.chars = len(text)
+        self._engines = engines
+        self._request = request
+        self._text = text
+
+    async def pcm(self) -> AsyncGenerator[bytes]:
+        """s16le, as it is made. Raises EngineError. Left early, it lets go of the engine."""
+        text = self._text
+        while is_speakable(text):
+            engine = self._engines.open(self._request)
+            try:
+                engine.append(text)
+                engine.finish()
+                async for event in engine:
+                    match event:
+                        case AudioChunk():
+                            self.samples += len(event.pcm) // 2
+                            yield event.pcm
+                        case Done():
+                            text = self._left(text, event)
+            finally:
+                engine.cancel()
+
+    def _left(self, text: str, done: Done) -> str:
+        """What did not fit into one utterance, or went wrong in it, is said in the next; an end that the caller set is one."""
+        if done.reason in ("end", "empty") or (done.reason == "length" and self._request.max_frames is not None):
+            return ""
+        if done.text_until == 0:
+            # It would again, and for ever.
+            raise UtteranceFailed(f"the engine gave the text up ({done.reason}); try again")
+        return text[done.text_until :]
+
+
+async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> web.StreamResponse:
+    chunks = speech.pcm()
+    try:
+        if body.whole:
+            return await _in_one_piece(request, body, chunks)
+        try:
+            first = await anext(chunks)
+        except StopAsyncIteration:
+            raise UtteranceFailed("the engine made no sound") from None
+        file = await asyncio.to_thread(container, body.response_format)
+        sse = body.stream_format == "sse"
+        headers = _headers(request) | {"Content-Type": "text/event-stream" if sse else file.content_type, "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        if sse:
+            await _as_events(request, response, file, first, chunks, speech)
+        else:
+            await _as_bytes(request, response, file, first, chunks)
+        return response
+    finally:
+        # Not left to the garbage collector: the engine's place is free from here on.
+        await chunks.aclose()
+
+
+async def _in_one_piece(request: web.Request, body: SpeechBody, chunks: AsyncIterator[bytes]) -> web.Response:
+    pcm = b"".join([chunk async for chunk in chunks])
+
+    def encode() -> tuple[str, bytes]:
+        file = container(body.response_format, len(pcm))
+        return file.content_type, file.add(pcm) + file.end()
+
+    content_type, audio = await asyncio.to_thread(encode)
+    return web.Response(body=audio, content_type=content_type, headers=_headers(request))
+
+
+async def _encoded(file: Container, first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    ready = await asyncio.to_thread(file.add, first)
+    if ready:
+        yield ready
+    async for chunk in chunks:
+        if ready := await asyncio.to_thread(file.add, chunk):
+            yield ready
+    if ready := await asyncio.to_thread(file.end):
+        yield ready
+
+
+async def _as_bytes(request: web.Request, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes]) -> None:
+    try:
+        async for ready in _encoded(file, first, chunks):
+            await _write(request, response, ready)
+        await response.write_eof()
+    except EngineError as error:
+        # The status is out: a body without its last chunk is the one way left to say that it is not whole.
+        log.warning("%s: speech broke off: %s", request[REQUEST_ID], error)
+        if request.transport is not None:
+            request.transport.close()
+
+
+async def _as_events(
+    request: web.Request, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes], speech: _Speech
+) -> None:
+    """`usage` counts the text in characters, for its tokens are the engine's affair, and the speech in frames."""
+    try:
+        async for ready in _encoded(file, first, chunks):
+            await _write(request, response, _event({"type": "speech.audio.delta", "audio": base64.b64encode(ready).decode()}))
+        frames = -(-speech.samples // request.app[ENGINES].info.samples_per_frame)
+        usage = {"input_tokens": speech.chars, "output_tokens": frames, "total_tokens": speech.chars + frames}
+        await _write(request, response, _event({"type": "speech.audio.done", "usage": usage}))
+    except EngineError as error:
+        await _write(request, response, _event({"type": "speech.audio.error"} | _refusal(error).body))
+    await response.write_eof()
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Waits while the client's socket is full. Raises ConnectionResetError when it stays so."""
+    try:
+        async with asyncio.timeout(request.app[CONFIG].stalled_s):
+            await response.write(data)
+    except TimeoutError:
+        log.info("%s: the client takes nothing any more", request[REQUEST_ID])
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client takes nothing any more") from None
+
+
+def _event(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+def _headers(request: web.Request) -> dict[str, str]:
+    return {"x-request-id": request[REQUEST_ID], "x-sample-rate": str(RATE)}
+
+
+async def _while_connected(request: web.Request, work: Coroutine[Any, Any, web.StreamResponse]) -> web.StreamResponse:
+    """Do `work`, but no longer than the client is there. aiohttp tells a handler that its client has gone only when it writes, and
+    one that waits for the engine does not write; so look."""
+    task = asyncio.create_task(work, name=f"speech-{request[REQUEST_ID]}")
+    try:
+        while not task.done() and request.transport is not None and not request.transport.is_closing():
+            await asyncio.wait([task], timeout=LOOK_EVERY_S)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if task.cancelled() or isinstance(task.exception(), ConnectionResetError):
+        log.info("%s: the client has gone", request[REQUEST_ID])
+        # Nobody is there to read it.
+        return web.Response(status=499, reason="Client Closed Request")
+    return task.result()
+
+
+def _refusal(error: EngineError) -> ApiError:
+    match error:
+        case RequestRefused():
+            return ApiError.invalid(blamed(str(error)), error.code, str(error))
+        case Overloaded():
+            return ApiError(429, "rate_limit_error", error.code, str(error), retry_after_s=error.retry_after_s or RETRY_AFTER_S)
+        case EngineUnavailable():
+            return ApiError(503, "server_error", error.code, str(error), retry_after_s=error.retry_after_s or RETRY_AFTER_S)
+        case _:
+            return ApiError(500, "server_error", error.code, str(error))
+
+
+@shaped
+async def models(request: web.Request) -> web.StreamResponse:
+    """GET /v1/models."""
+    names = model_names(request.app[CONFIG], request.app[ENGINES].info)
+    return web.json_response({"object": "list", "data": [_model(name) for name in names]})
+
+
+@shaped
+async def model(request: web.Request) -> web.StreamResponse:
+    """GET /v1/models/NAME."""
+    asked = request.match_info["name"]
+    name = find_model(asked, request.app[CONFIG], request.app[ENGINES].info)
+    if name is None:
+        raise ApiError.invalid("model", "model_not_found", f"model: {asked[:60]!r} is not served here; GET /v1/models lists what is", status=404)
+    return web.json_response(_model(name))
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": STARTED_S, "owned_by": "vivavoce"}
+
+
+@shaped
+async def voices(request: web.Request) -> web.StreamResponse:
+    """GET /v1/audio/voices: the checkpoint's, and the names of OpenAI's that stand for one of them."""
+    info = request.app[ENGINES].info
+    return web.json_response({"voices": info.voices, "aliases": list(OPENAI_VOICES) if info.voices else [], "languages": info.languages})
