@@ -124,7 +124,7 @@ def seeded(sampling: Sampling, seed: int, number: int) -> Sampling:
 class Judge:
     """Listens to what was spoken, keeps score and says it."""
 
-    def __init__(self, listen: Recogniser, name: str, *, show: bool, wav: Path | None) -> None:
+    def __init__(self, listen: Callable[[Audio], str], name: str, *, show: bool = False, wav: Path | None = None) -> None:
         self._listen = listen
         self._name = name
         self._show = show
