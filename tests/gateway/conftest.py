@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -19,6 +20,13 @@ from tests.gateway.clients import Listener, Speaker
 from tests.gateway.stand_in import StandInEngine
 
 Client = TestClient[web.Request, web.Application]
+
+
+class Server(TestServer):
+    """aiohttp's own test server cancels a handler whose client has gone; the gateway's, as every server by default, does not."""
+
+    async def _make_runner(self, **settings: Any) -> web.BaseRunner[web.Request]:
+        return await super()._make_runner(**settings | {"handler_cancellation": False})
 
 
 @pytest.fixture
@@ -39,7 +47,7 @@ def config(endpoint: str) -> GatewayConfig:
 
 @pytest.fixture
 async def gateway(config: GatewayConfig) -> AsyncIterator[Client]:
-    async with EnginePool(config) as engines, TestClient(TestServer(create_app(config, engines))) as client:
+    async with EnginePool(config) as engines, TestClient(Server(create_app(config, engines))) as client:
         await engines.first_start()
         yield client
 

@@ -17,12 +17,13 @@ import av
 import msgspec
 import openai
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient
 
 from engine import EngineUnavailable, Overloaded, RequestRefused
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.pool import EnginePool
+from tests.gateway.conftest import Server
 from tests.gateway.stand_in import RATE, SAMPLES_PER_CHAR, StandInEngine
 
 TEXT = "Hello there, listener."
@@ -128,7 +129,7 @@ async def test_fields_reach_the_engine(sdk: openai.AsyncOpenAI, engine: StandInE
 
 async def test_openai_voices_stand_for_ours(engine: StandInEngine, config: GatewayConfig) -> None:
     config = msgspec.structs.replace(config, openai_voices={"alloy": "ryan"})
-    async with EnginePool(config) as engines, TestClient(TestServer(create_app(config, engines))) as client:
+    async with EnginePool(config) as engines, TestClient(Server(create_app(config, engines))) as client:
         await engines.first_start()
         voices = []
         for name in ("alloy", "ash", "ballad", "Nova"):
@@ -264,7 +265,7 @@ async def test_what_the_engine_refuses(gateway, engine: StandInEngine) -> None:
 
 async def test_no_engine_yet(endpoint: str) -> None:
     config = GatewayConfig(engine=endpoint + "-nowhere")
-    async with EnginePool(config) as engines, TestClient(TestServer(create_app(config, engines))) as client:
+    async with EnginePool(config) as engines, TestClient(Server(create_app(config, engines))) as client:
         assert (await refused(client, 503))["code"] == "engine_unavailable"
         async with client.get("/v1/models") as response:
             assert response.status == 503 and response.headers["Retry-After"] == "1"
@@ -273,7 +274,7 @@ async def test_no_engine_yet(endpoint: str) -> None:
 async def test_too_many_requests(engine: StandInEngine, config: GatewayConfig) -> None:
     config = msgspec.structs.replace(config, max_requests=2)
     engine.frame_s = 0.05
-    async with EnginePool(config) as engines, TestClient(TestServer(create_app(config, engines))) as client:
+    async with EnginePool(config) as engines, TestClient(Server(create_app(config, engines))) as client:
         await engines.first_start()
         body = {"voice": "ryan", "input": LONG, "response_format": "pcm"}
         open_ = [await client.post(SPEECH, json=body) for _ in range(2)]
@@ -338,7 +339,7 @@ async def test_a_reader_that_does_not_read_is_not_made_for(engine: StandInEngine
     """What waits for it is bounded by the engine's credit and the sockets; in the end it is let go."""
     engine.credit_s, engine.frame_s = 4.0, 0.0
     config = msgspec.structs.replace(config, stalled_s=1.0, max_utterance_chars=5000)
-    async with EnginePool(config) as engines, TestClient(TestServer(create_app(config, engines))) as client:
+    async with EnginePool(config) as engines, TestClient(Server(create_app(config, engines))) as client:
         await engines.first_start()
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
