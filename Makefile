@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: run test lint types bench clean
+.PHONY: run test soak lint types bench clean
 
 run: $(VENV)/.run
 	@$(BIN)/vivavoce serve $(ARGS)
 
 test: $(VENV)/.dev system
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev
+	VIVAVOCE_SOAK=10 $(BIN)/python -m pytest tests/engine/test_simulate.py tests/engine/test_scheduler.py tests/engine/test_playback.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.admission import FULL_FOR_S, Admission
 from engine.config import EngineConfig
 from engine.errors import EngineError, Overloaded, RequestRefused, UtteranceFailed
 from engine.extent import TextRoom
@@ -43,7 +44,6 @@ from engine.onset import OnsetTrim
 from engine.playback import PlaybackClock
 from engine.request import Utterance, check
 from engine.scheduler import Launch, Scheduler, Stage
-from engine.simulate import would_miss
 from engine.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,6 @@ Emit = Callable[[bytes, Event], None]
 # A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
 STUMBLE_S = 0.12
 TRACE_LAUNCHES = 10_000
-# A forecast that found no room stands for this long.
-FULL_FOR_S = 0.05
 # Frames that a prompt must leave to speech.
 LEAST_ROOM = 100
 # Seconds of speech a character usually takes.
@@ -63,7 +61,8 @@ USUAL_S = 0.07
 
 @dataclass(frozen=True)
 class TraceEntry:
-    """One launch; `silent` of its rows had not sounded yet. Rows are utterance numbers."""
+    """One launch; `silent` of its rows had not sounded yet. Rows are utterance numbers. Before it the host took `host_s` since the
+    launch before or since it woke, and opened `opened` utterances."""
 
     starts_s: float
     ends_s: float
@@ -71,6 +70,8 @@ class TraceEntry:
     rows: tuple[int, ...]
     frames: int
     silent: int
+    host_s: float
+    opened: int
 
 
 @dataclass(eq=False)
@@ -99,13 +100,15 @@ class EngineLoop:
         self.config = config
         self.info = stages.info
         self.scheduler = Scheduler(config, stages.costs, self.info.sample_rate, self.info.samples_per_frame)
+        self.admission = Admission(self.scheduler)
+        self._free_at_s: float | None = None
+        self._opened = 0
         self.epoch = secrets.randbits(48) | 1
         self.trace: deque[TraceEntry] = deque(maxlen=TRACE_LAUNCHES)
         self._emit = emit
         self._clock = clock
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
-        self._full_until_s = 0.0
 
     @property
     def idle(self) -> bool:
@@ -169,11 +172,14 @@ class EngineLoop:
     def turn(self, now_s: float) -> float | None:
         """Admit, then make at most one launch. Returns seconds until something is due: 0 after a launch, None if only a
         command can change anything."""
+        if self._free_at_s is None:
+            self._free_at_s = self._clock()
         self._admit(now_s)
         self._close_stalled(now_s)
         utterances = [voice.utterance for voice in self._active.values()]
         launch = self.scheduler.pick(now_s, utterances)
         if launch is None:
+            self._free_at_s = None
             return self._next_due(now_s, utterances)
         try:
             self._run(launch)
@@ -308,20 +314,11 @@ class EngineLoop:
                 self._fail(key, Overloaded(what, retry_after_s=retry_s))
 
     def _has_room(self, voice: Voice, now_s: float) -> bool:
-        """A free slot, and no listener who would run dry for it. A download waits for spare time by itself."""
+        """A free slot, and no listener who would run dry for it."""
         if not self.stages.free_slots:
             return False
-        if not self._active or not voice.utterance.live:
-            return True
-        if now_s < self._full_until_s:
-            return False
         others = [other.utterance for other in self._active.values()]
-        # Buffers can hide for seconds that there are too many, so what can be kept for good counts as well as the next second.
-        kept = self.scheduler.load(1 + sum(u.live and not u.speech_ended for u in others)) <= 1.0
-        full = not kept or would_miss(self.scheduler, now_s, others, voice.utterance)
-        if full:
-            self._full_until_s = now_s + FULL_FOR_S
-        return not full
+        return self.admission.has_room(now_s, others, voice.utterance)
 
     def _frees_in(self, now_s: float) -> float:
         """Seconds until the first of those being spoken should have been said, by the length of their text."""
@@ -332,6 +329,7 @@ class EngineLoop:
         u = voice.utterance
         if voice.reference is not None and not voice.body:
             self._put_reference(voice, voice.reference)
+        self._opened += 1
         u.slot, _ = self.stages.open(voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference)
         self._write(voice, voice.text.finished)
 
@@ -405,7 +403,9 @@ class EngineLoop:
                 self._retire_codec(voices, self.stages.codec(slots, [u.frames_decoded for u in rows], launch.frames), launch.frames)
         ends_s = self._clock()
         self.stages.costs.record(launch.stage, len(rows), launch.frames, ends_s - starts_s)
-        self.trace.append(TraceEntry(starts_s, ends_s, launch.stage, tuple(u.number for u in rows), launch.frames, silent))
+        host_s = starts_s - (starts_s if self._free_at_s is None else self._free_at_s)
+        self.trace.append(TraceEntry(starts_s, ends_s, launch.stage, tuple(u.number for u in rows), launch.frames, silent, host_s, self._opened))
+        self._free_at_s, self._opened = ends_s, 0
         for u in rows:
             if u.complete and (u.client, u.number) in self._active:
                 self._end((u.client, u.number), u.reason)

@@ -90,6 +90,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, costs: StageCosts, sample_rate: int, samples_per_frame: int) -> None:
         self.config = config
         self.costs = costs
+        self.samples_per_frame = samples_per_frame
         self.frame_s = samples_per_frame / sample_rate
         self._credit = int(config.credit_s * sample_rate)
         self.usual_rows = 1.0
@@ -132,8 +133,13 @@ class Scheduler:
         costs more than the frame lasts, and a stream served so would fall behind for good."""
         rows = max(1, round(self.usual_rows))
         frame_s = self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
-        sizes = self.config.chunk_frames
-        return next((n for n in sizes if frame_s + self.costs.estimate(Stage.CODEC, rows, n) / n <= SUSTAINED * self.frame_s), sizes[-1])
+        cost_s = {n: frame_s + self.costs.estimate(Stage.CODEC, rows, n) / n for n in self.config.chunk_frames}
+        # Where none leaves room for jitter, one that just keeps up is still better than a larger one, which starts with a gap.
+        for share in (SUSTAINED, 1.0):
+            kept = [n for n, seconds in cost_s.items() if seconds <= share * self.frame_s]
+            if kept:
+                return min(kept)
+        return min(cost_s, key=cost_s.__getitem__)
 
     def load(self, rows: int) -> float:
         """The share of the device that `rows` live streams need for good, at the chunk size that costs least; above 1 they cannot all be kept."""

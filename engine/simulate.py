@@ -4,33 +4,30 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.admission import FULL_FOR_S, Admission, advance
 from engine.config import EngineConfig
 from engine.messages import SpeechRequest
 from engine.playback import PlaybackClock
 from engine.request import Utterance
-from engine.scheduler import ReadyWork, Scheduler, Stage, StageCosts
+from engine.scheduler import Launch, ReadyWork, Scheduler, Stage, StageCosts
 
 SAMPLE_RATE, FRAME_SAMPLES = 24_000, 1920
-FORECAST_S = 1.0
-# Enough for a second of the CPUs and small batches that admission has to think about; a faster device is forecast less far.
-FORECAST_LAUNCHES = 150
-# Estimates are no truer than this.
-FORECAST_GRACE_S = 0.02
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request: when, how many frames its speech has, and its pace. `token_every_s` is 0 where all text is there at once."""
+    """One request: when, how many frames its speech has, and its pace. `token_every_s` is 0 where all text is there at once;
+    `trimmed` samples of silence before the first sound never leave."""
 
     at_s: float
     frames: int
     pace: str = "live"
     token_every_s: float = 0.0
+    trimmed: int = 0
 
 
 @dataclass
@@ -42,6 +39,7 @@ class Outcome:
     underruns: int = 0
     silent_s: float = 0.0
     done_s: float | None = None
+    refused: bool = False
 
 
 @dataclass
@@ -59,35 +57,8 @@ class Run:
 
     @property
     def underrun_share(self) -> float:
-        """Requests with a gap."""
+        """Share of requests with a gap."""
         return sum(o.underruns > 0 for o in self.outcomes) / max(1, len(self.outcomes))
-
-
-def would_miss(scheduler: Scheduler, now_s: float, admitted: Sequence[Utterance], newcomer: Utterance) -> bool:
-    """Whether, in the next second, a listener of one of the `admitted` would run dry if `newcomer` joined. The costs are the
-    scheduler's own; all text is taken to be there, and nobody to end. Nothing that is passed in changes."""
-    forecast = copy.copy(scheduler)
-    rows = []
-    for u in (*admitted, newcomer):
-        twin = copy.copy(u)
-        twin.playback = copy.copy(u.playback)
-        twin.text_closed, twin.max_frames, twin.samples_consumed = True, u.max_frames + 10_000, 10**12
-        rows.append(twin)
-    time_s, end_s = now_s, now_s + FORECAST_S
-    for _ in range(FORECAST_LAUNCHES):
-        launch = forecast.pick(time_s, rows)
-        if launch is None:
-            wake_s = forecast.wake_in(time_s, rows)
-            time_s = end_s if wake_s is None else time_s + max(0.005, wake_s)
-        else:
-            time_s += forecast.costs.estimate(launch.stage, len(launch.rows), launch.frames)
-            for u in launch.rows:
-                if launch.stage is Stage.CODEC and u.has_sounded and time_s - u.playback.dry_at(time_s) > FORECAST_GRACE_S:
-                    return True
-                _advance(u, launch.stage, launch.frames, time_s)
-        if time_s >= end_s:
-            break
-    return any(u.has_sounded and u.live and time_s - u.playback.dry_at(time_s) > FORECAST_GRACE_S for u in rows)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -125,28 +96,53 @@ POLICIES: dict[str, type[Scheduler]] = {
 }
 
 
-def simulate(policy: type[Scheduler], config: EngineConfig, costs: StageCosts, arrivals: Sequence[Arrival], overhead_s: float = 0.0) -> Run:
-    """Play `arrivals` through a scheduler of class `policy`; a launch takes what `costs` estimate plus `overhead_s` of host time."""
+class Durations:
+    """What launches really take in a simulated world: here, what the scheduler expects, and `overhead_s` of host time."""
+
+    def __init__(self, costs: StageCosts, overhead_s: float = 0.0) -> None:
+        self._costs = costs
+        self._overhead_s = overhead_s
+
+    def launch_s(self, launch: Launch) -> float:
+        return self._costs.estimate(launch.stage, len(launch.rows), launch.frames) + self._overhead_s
+
+    def open_s(self) -> float:
+        """To put one utterance into its slot."""
+        return 0.0
+
+
+def simulate(
+    policy: type[Scheduler], config: EngineConfig, costs: StageCosts, arrivals: Sequence[Arrival], durations: Durations | None = None
+) -> Run:
+    """Play `arrivals` through a scheduler of class `policy` that expects `costs`, and through admission, as EngineLoop does."""
+    durations = durations or Durations(costs)
     scheduler = policy(config, costs, SAMPLE_RATE, FRAME_SAMPLES)
-    waiting = sorted(((a, Outcome(a)) for a in arrivals), key=lambda pair: pair[0].at_s)
+    admission = Admission(scheduler)
+    coming = sorted(((a, Outcome(a)) for a in arrivals), key=lambda pair: pair[0].at_s)
+    waiting: list[tuple[Utterance, Outcome]] = []
     active: list[tuple[Utterance, Outcome]] = []
-    run = Run([outcome for _, outcome in waiting], 0.0, 0.0)
+    run = Run([outcome for _, outcome in coming], 0.0, 0.0)
     now_s = 0.0
-    number = 0
-    while waiting or active:
-        while waiting and waiting[0][0].at_s <= now_s and len(active) < config.slots:
-            arrival, outcome = waiting.pop(0)
-            number += 1
-            u = Utterance(b"", number, SpeechRequest(pace=arrival.pace), PlaybackClock(SAMPLE_RATE), arrival.frames, arrival.at_s)
-            active.append((u, outcome))
+    while coming or waiting or active:
+        while coming and coming[0][0].at_s <= now_s:
+            arrival, outcome = coming.pop(0)
+            request = SpeechRequest(pace=arrival.pace)
+            waiting.append((Utterance(b"", len(active), request, PlaybackClock(SAMPLE_RATE), arrival.frames, arrival.at_s), outcome))
+        for u, outcome in list(waiting):
+            if len(active) < config.slots and admission.has_room(now_s, [other for other, _ in active], u):
+                waiting.remove((u, outcome))
+                active.append((u, outcome))
+                now_s += durations.open_s()
+            elif now_s - u.arrived_s >= config.longest_wait_s:
+                waiting.remove((u, outcome))
+                outcome.refused = True
         for u, outcome in active:
             _give_text(u, outcome.arrival, now_s)
-        rows = [u for u, _ in active]
-        launch = scheduler.pick(now_s, rows)
+        launch = scheduler.pick(now_s, [u for u, _ in active])
         if launch is None:
-            now_s = _next_event(scheduler, now_s, waiting, active, config)
+            now_s = _next_event(scheduler, now_s, coming, waiting, active)
             continue
-        cost_s = costs.estimate(launch.stage, len(launch.rows), launch.frames) + overhead_s
+        cost_s = durations.launch_s(launch)
         now_s += cost_s
         run.busy_s += cost_s
         run.launches.setdefault(launch.stage, []).append(len(launch.rows))
@@ -167,40 +163,30 @@ def _give_text(u: Utterance, arrival: Arrival, now_s: float) -> None:
 
 
 def _next_event(
-    scheduler: Scheduler, now_s: float, waiting: list[tuple[Arrival, Outcome]], active: list[tuple[Utterance, Outcome]], config: EngineConfig
+    scheduler: Scheduler,
+    now_s: float,
+    coming: list[tuple[Arrival, Outcome]],
+    waiting: list[tuple[Utterance, Outcome]],
+    active: list[tuple[Utterance, Outcome]],
 ) -> float:
-    times = [waiting[0][0].at_s] if waiting and len(active) < config.slots else []
+    times = [coming[0][0].at_s] if coming else []
     wake_s = scheduler.wake_in(now_s, [u for u, _ in active])
     times += [] if wake_s is None else [now_s + wake_s]
     times += [now_s + outcome.arrival.token_every_s for u, outcome in active if u.stalled]
+    times += [now_s + FULL_FOR_S] if waiting else []
     return max(now_s + 0.0005, min(times))
 
 
 def _retire(u: Utterance, outcome: Outcome, stage: Stage, frames: int, now_s: float) -> None:
-    if stage is Stage.CODEC:
-        if not u.has_sounded:
-            outcome.ttfa_s = now_s - outcome.arrival.at_s
-        elif u.live and (late_s := now_s - u.playback.dry_at(now_s)) > 0:
-            outcome.underruns += 1
-            outcome.silent_s += late_s
-    _advance(u, stage, frames, now_s)
+    sounded = u.has_sounded
+    if stage is Stage.CODEC and sounded and u.live and (late_s := now_s - u.playback.dry_at(now_s)) > 0:
+        outcome.underruns += 1
+        outcome.silent_s += late_s
+    advance(u, stage, frames, FRAME_SAMPLES, now_s, outcome.arrival.trimmed)
+    if u.has_sounded and not sounded:
+        outcome.ttfa_s = now_s - outcome.arrival.at_s
     if u.complete:
         outcome.done_s = now_s
-
-
-def _advance(u: Utterance, stage: Stage, frames: int, now_s: float) -> None:
-    """What a launch does to one of its rows, as EngineLoop would."""
-    match stage:
-        case Stage.TALKER:
-            u.frames_issued += 1
-        case Stage.PREDICTOR:
-            u.frames_done += 1
-            u.speech_ended = u.frames_done == u.max_frames
-        case Stage.CODEC:
-            u.frames_decoded += frames
-            u.samples_emitted += frames * FRAME_SAMPLES
-            u.samples_consumed = max(u.samples_consumed, u.samples_emitted)
-            u.playback.emit(frames * FRAME_SAMPLES, now_s)
 
 
 def poisson(rate: float, seconds: float, seed: int, *, files: float = 0.0) -> list[Arrival]:
