@@ -11,10 +11,11 @@ import unicodedata
 from engine.characters import NO_SPACES
 from engine.guard import longest_s
 
-# Of its longest plausible time a text takes half at most, unless it was asked to be slow: usual English takes a third.
-SLOW = 0.5
+# The share of its longest plausible time that even slow speech takes for a text: 0.13 s a letter. Usual English takes half of that,
+# the embedded voice two thirds.
+SLOW = 0.65
 # Shares of the room from which on an utterance may end there.
-SENTENCE_FROM, CLAUSE_FROM, WORD_FROM, ANYWHERE_FROM = 0.7, 0.8, 0.85, 1.0
+SENTENCE_FROM, CLAUSE_FROM, WORD_FROM, ANYWHERE_FROM, IN_A_CHARACTER_FROM = 0.7, 0.8, 0.85, 1.0, 1.1
 _SENTENCE_MARKS = ".!?…。！？\n"
 _CLAUSE_MARKS = ",;:，、；：—"
 _WIDE_MARKS = "。！？…，、；："
@@ -53,8 +54,10 @@ class TextRoom:
 
     def _may_end_from(self, char: str) -> float:
         """The share of the room from which on the utterance may end before `char`."""
-        if char.isspace() or char in _CLOSING or char in _WIDE_MARKS or not self._last:
+        if not self._last:
             return math.inf
+        if char.isspace() or char in _CLOSING or char in _WIDE_MARKS:
+            return ANYWHERE_FROM
         if self._spaced or self._mark in _WIDE_MARKS:
             if self._mark in _SENTENCE_MARKS:
                 return SENTENCE_FROM
@@ -62,6 +65,6 @@ class TextRoom:
                 return CLAUSE_FROM
         if self._spaced or (NO_SPACES.match(char) and NO_SPACES.match(self._last)):
             return WORD_FROM
-        # Never inside a character: marks, joiners and what they join, skin tones, the letters of a flag.
+        # Not inside a character if it can be helped: marks, joiners and what they join, skin tones, the letters of a flag.
         joined = unicodedata.category(char) in ("Mn", "Mc", "Me", "Cf", "Sk") or unicodedata.category(self._last) == "Cf" or char in _FLAG_LETTERS
-        return math.inf if joined else ANYWHERE_FROM
+        return IN_A_CHARACTER_FROM if joined else ANYWHERE_FROM

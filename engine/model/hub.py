@@ -14,7 +14,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def resolve_model(model: str | Path) -> Path:
     """The folder of a model: `model` itself if that is a folder or a path, else the snapshot of the hub's `org/name`.
 
-    A download shows its progress on stderr, goes on where the connection broke, and keeps whole files if it is given up.
+    A download shows its progress on stderr and goes on where the connection broke. If it is given up, whole files are kept; one
+    that was not whole begins anew, for the hub client (from 1.18 on) never takes up what another process left.
     A snapshot that is whole is used as it is, whatever the hub has by now. Raises CheckpointError."""
     name = str(model)
     if Path(model).exists() or not _NAME.fullmatch(name):

@@ -81,11 +81,11 @@ def test_what_is_never_said_does_not_change_the_sound(tiny: Checkpoint) -> None:
 
 # Text longer than a slot
 
-SENTENCES = "the quick brown fox jumps over the lazy dog. one two three, four five six and then seven eight nine ten people walk on. "
+SENTENCES = "the quick brown fox. it jumps and stops, one two three. four five six, seven eight. the old bridge, the bells. "
 
 
 class SlowReader(Sender):
-    """Its voice takes 90 ms a character, a third longer than usual."""
+    """Its voice takes 120 ms a character, almost twice as long as usual."""
 
     def open(self) -> None:
         self.world.stages.talker_stage.force = self.at_its_pace
@@ -95,7 +95,7 @@ class SlowReader(Sender):
         slots, end = self.world.stages.slots, self.world.stages.talker_stage.codebook
         for row, slot in enumerate(rows):
             text = next((voice.text for voice in self.world.loop._active.values() if voice.utterance.slot == slot), None)
-            said = text is not None and bool(slots.may_end[slot]) and slots.steps[slot] * 0.08 >= text.received * 0.09
+            said = text is not None and bool(slots.may_end[slot]) and slots.steps[slot] * 0.08 >= text.received * 0.12
             tokens[row] = end if said else (7 * slots.steps[slot]) % 61
         return tokens
 
@@ -121,16 +121,16 @@ def test_a_text_longer_than_a_slot_goes_on_in_the_next_utterance_and_no_word_is_
     for done in ends:
         # It ended by itself: the slot was not full, and the guard did not have to.
         assert done.samples / 1920 < CONFIG.positions - 30
-        assert done.samples / 24_000 > done.text_until * 0.09 - 0.08
+        assert done.samples / 24_000 > done.text_until * 0.12 - 0.08
     assert reader.gaps == []
 
 
 def test_whole_text_longer_than_a_slot_ends_at_a_sentence(tiny: Checkpoint) -> None:
     world = World(tiny)
-    world.open(1, SENTENCES * 3, live=False, max_frames=None)
+    text = "one two three. " * 20
+    world.open(1, text, live=False, max_frames=None)
     world.run()
-    until = world.done(1).text_until
-    assert world.done(1).reason == "length" and (SENTENCES * 3)[:until].endswith(". ")
+    assert world.done(1).reason == "length" and text[: world.done(1).text_until] == "one two three. " * 6
 
 
 # Requests

@@ -208,8 +208,9 @@ def bad_clips(folder: Path) -> dict[str, Path]:
         for packet in (*video.encode(av.VideoFrame(32, 32, "yuv420p")), *video.encode(None)):
             container.mux(packet)
     return {
-        "cannot be read as audio": folder / "text.wav",
-        "does not exist": folder / "nowhere.wav",
+        "cannot be read as audio (Invalid data found when processing input); give 3 to 20 seconds": folder / "text.wav",
+        "does not exist; check the path": folder / "nowhere.wav",
+        "is longer than 60 s; give 3 to 20 seconds": write_wav(folder / "two minutes.wav", tone(120.0, 8000), 8000),
         "too short to learn a voice from; give 3 to 20 seconds": write_wav(folder / "short.wav", tone(0.9)),
         "is silent": write_wav(folder / "silent.wav", tone(3.0, gain=0.0)),
         "is silent (its": write_wav(folder / "faint.wav", tone(3.0, gain=0.002)),
@@ -233,6 +234,7 @@ def test_a_bad_clip_is_refused_naming_field_and_remedy(tmp_path: Path, store: Vo
     [
         ("../anna", None, "name: '../anna' cannot name a voice"),
         ("", None, "name: '' cannot name a voice"),
+        ("anna", "👍 ...", "text: holds nothing that is said; give the clip's exact words, or leave text out"),
         ("anna", "  ", "text: holds nothing that is said"),
         ("anna", "one two " * 100, "text: 799 characters cannot be said in a clip of 1.6 s"),
     ],
