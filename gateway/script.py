@@ -4,7 +4,7 @@ The engine and the estimates of what was heard count characters of what is said;
 
 from __future__ import annotations
 
-from gateway.text import Cleaned, TextFilter
+from gateway.filter import Cleaned, TextFilter
 
 
 class Script:

@@ -31,6 +31,7 @@ from gateway.events import (
     UtteranceProgress,
     UtteranceStarted,
 )
+from gateway.filter import TextFilter, Verbatim
 from gateway.media.line import AudioSocket, Line, OpusLine, PcmLine
 from gateway.media.opus import RATE
 from gateway.media.tap import Tap
@@ -40,7 +41,7 @@ from gateway.script import Script
 from gateway.sender import TextRate
 from gateway.settings import Settings
 from gateway.surrogates import Halves
-from gateway.text import Cleaner, TextFilter, Verbatim
+from gateway.text import Cleaner
 from gateway.utterance import Utterance
 
 log = logging.getLogger(__name__)

@@ -15,12 +15,9 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
 
+from gateway.filter import ReadsAhead
 from gateway.symbols import in_word, is_emoji, is_text, unspaced
-
-HOLD = 48
-"""Fewer characters than this are held back at any time."""
 
 SPOKEN_FENCES = frozenset({"text", "txt", "plain", "plaintext", "markdown", "md", "poem", "quote"})
 _BULLETS = "-*+•◦▪‣●"
@@ -44,75 +41,18 @@ _HTML = re.compile(
 _PARTING = re.compile("address|article|blockquote|br|caption|dd|div|dt|figcaption|h[1-6]|hr|li|ol|option|p|pre|section|table|td|th|tr|ul")
 
 
-class Cleaned(NamedTuple):
-    """Text to be said, and for each of its characters the position of the one it comes from, counted from the first ever fed."""
-
-    text: str
-    at: list[int]
-
-
-class TextFilter(Protocol):
-    """Stands between what is written and what is said."""
-
-    decided: int
-    """Characters fed whose part is known; those after it are held back."""
-
-    def feed(self, text: str) -> Cleaned:
-        """More text; returns what can be said now."""
-
-    def flush(self) -> Cleaned:
-        """Give back what is held, as if the text ended here. It may go on: within a code fence it still is within it."""
-
-
-class Verbatim:
-    """The filter that changes nothing."""
+class Cleaner(ReadsAhead):
+    """See the module. One for one text; `feed` it deltas, `flush` it at the end."""
 
     def __init__(self) -> None:
-        self.decided = 0
-
-    def feed(self, text: str) -> Cleaned:
-        """See TextFilter."""
-        start = self.decided
-        self.decided += len(text)
-        return Cleaned(text, list(range(start, self.decided)))
-
-    def flush(self) -> Cleaned:
-        """See TextFilter."""
-        return Cleaned("", [])
-
-
-class _Wait(Exception):
-    """The next character decides, and is not there yet."""
-
-
-class Cleaner:
-    """See the module. One for one text; `feed` it deltas, `flush` it at the end.
-
-    A step reads ahead with `_peek` first and changes something only then: `_Wait` leaves all as it was."""
-
-    def __init__(self) -> None:
-        self.decided = 0
-        self._held = ""
-        self._i = 0
-        self._final = False
+        super().__init__()
         self._step: Callable[[], None] = self._line
-        self._text: list[str] = []
-        self._at: list[int] = []
-        self._before = ""
-        """The character before this one, as written."""
-        self._said = ""
-        """The last character given back."""
-        self._removed = False
-        """Something was left out since."""
-        self._gap: int | None = None
-        """Where something that parts words was left out since."""
-        self._return = False
+        self._return: int | None = None
+        """Where a carriage return ended, whose line feed says nothing more."""
         self._blank = True
         """Nothing on this line so far."""
         self._heading = False
         self._row = False
-        self._cell: int | None = None
-        """Where the table cell before this one ended, if that is not told yet."""
         self._code = 0
         """Backticks that opened the code span we are in."""
         self._stars = self._lows = 0
@@ -130,88 +70,8 @@ class Cleaner:
             "\\": self._backslash, "&": self._ampersand, "#": self._hash, "|": self._pipe,
         }  # fmt: skip
 
-    def feed(self, text: str) -> Cleaned:
-        """See TextFilter."""
-        self._held += text
-        return self._advance(final=False)
-
-    def flush(self) -> Cleaned:
-        """See TextFilter."""
-        return self._advance(final=True)
-
-    def _advance(self, *, final: bool) -> Cleaned:
-        self._final = final
-        try:
-            while self._i < len(self._held):
-                self._step()
-        except _Wait:
-            pass
-        self._held = self._held[self._i :]
-        self._i = 0
-        cleaned = Cleaned("".join(self._text), self._at)
-        self._text, self._at = [], []
-        return cleaned
-
-    # Reading ahead
-
-    def _peek(self, k: int) -> str:
-        """The character `k` places on; "" past the end, which is also where this step may not look."""
-        if k >= HOLD:
-            return ""
-        if self._i + k < len(self._held):
-            return self._held[self._i + k]
-        if self._final:
-            return ""
-        raise _Wait
-
-    def _run(self, char: str) -> int:
-        """How many of `char` stand here."""
-        n = 1
-        while self._peek(n) == char:
-            n += 1
-        return n
-
-    def _past(self, chars: str, k: int) -> int:
-        """The first place from `k` on that holds none of `chars`."""
-        while (char := self._peek(k)) and char in chars:
-            k += 1
-        return k
-
-    def _starts(self, word: str, k: int = 0) -> bool:
-        return all(self._peek(k + j).lower() == char for j, char in enumerate(word))
-
-    # Leaving out and giving back
-
-    def _drop(self, n: int, *, gap: bool = False) -> None:
-        """Leave out `n` characters."""
-        if gap and self._gap is None:
-            self._gap = self.decided
-        self._removed = True
-        self._pass(n)
-
-    def _pass(self, n: int) -> None:
-        self._before = self._held[self._i + n - 1]
-        self._return = False
-        self._i += n
-        self.decided += n
-
-    def _say(self, n: int, text: str | None = None) -> None:
-        """Give back the next `n` characters, or `text` in their place."""
-        text = self._held[self._i : self._i + n] if text is None else text
-        parts = in_word(self._said) and in_word(text[0]) and not (unspaced(self._said) and unspaced(text[0]))
-        if self._cell is not None:
-            self._put(", " if self._said.strip() else "", self._cell, 1)
-        elif self._gap is not None and parts:
-            self._put(" ", self._gap, 1)
-        self._put(text, self.decided, n)
-        self._removed, self._gap, self._cell = False, None, None
-        self._pass(n)
-
-    def _put(self, text: str, at: int, n: int) -> None:
-        if text:
-            self._text.append(text)
-            self._at.extend(at + min(j, n - 1) for j in range(len(text)))
-            self._said = text[-1]
+    def _next(self) -> None:
+        self._step()
 
     # Line starts
 
@@ -371,7 +231,7 @@ class Cleaner:
 
     def _newline(self) -> None:
         char = self._held[self._i]
-        second = char == "\n" and self._return
+        second = char == "\n" and self._return == self.decided
         if self._blank and not second:
             # An empty line ends a paragraph, and whatever is open in it.
             self._stars = self._lows = self._brackets = 0
@@ -383,7 +243,7 @@ class Cleaner:
         else:
             self._gap = None
             self._say(1, "\n")
-        self._return = char == "\r"
+        self._return = self.decided if char == "\r" else None
         self._before = "\n"
         self._blank = True
         self._step = self._line
@@ -486,7 +346,7 @@ class Cleaner:
             self._say(1)
         elif meant.isspace():
             self._drop(end + 1, gap=True)
-        elif all(is_text(char, self._before) and not is_emoji(char) for char in meant):
+        elif meant and all(is_text(char, self._before) and not is_emoji(char) for char in meant):
             self._say(end + 1, meant)
         else:
             self._drop(end + 1)

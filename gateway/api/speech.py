@@ -18,12 +18,13 @@ from aiohttp import web
 
 from engine import AudioChunk, Done, EngineError, EngineUnavailable, Overloaded, RequestRefused, SpeechRequest, UtteranceFailed, is_speakable
 from gateway.api.speech_body import OPENAI_VOICES, ApiError, SpeechBody, blamed, decode, find_model, model_names
+from gateway.filter import Verbatim
 from gateway.keys import CONFIG, ENGINES, REQUESTS
 from gateway.media.container import Container, container
 from gateway.media.opus import RATE
 from gateway.pool import EnginePool
 from gateway.script import Script
-from gateway.text import Cleaner, Verbatim
+from gateway.text import Cleaner
 
 log = logging.getLogger(__name__)
 

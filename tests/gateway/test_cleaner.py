@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.text import HOLD, Cleaner, Verbatim
+from gateway.filter import HOLD, Verbatim
+from gateway.text import Cleaner
 
 
 def clean(*deltas: str) -> str:
@@ -80,6 +81,7 @@ def clean(*deltas: str) -> str:
         # HTML
         ("<b>Bold</b> and<br>next <i class=\"x > y\">it</i><br/>", "Bold and next it"),
         ("a<!-- hidden -->b &amp; c &lt;d&gt; 5&nbsp;km &#39;q&#39; &nosuch;", "ab & c <d> 5 km 'q' &nosuch;"),
+        ("a&#1;b&#0;c&#xd;d&zwnj;e &#x1F600;f", "abc de f"),
         ("<thinking>Hm</thinking> List<String> <3 <b and c", "Hm List<String> <3 <b and c"),
         # Symbols
         ("Hi 😀 there👍🏽! 👨‍👩‍👧‍👦 ok❤️", "Hi there! ok"),

@@ -7,8 +7,9 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.filter import Verbatim
 from gateway.script import Script
-from gateway.text import Cleaner, Verbatim
+from gateway.text import Cleaner
 from tests.gateway.stand_in import StandInEngine
 
 WRITTEN = "# The **quick** fox\n\n- jumps [over](http://example.com/x) the 😀 lazy `dog`."
