@@ -354,8 +354,8 @@ class Cleaner(ReadsAhead):
     # Links
 
     def _exclamation(self) -> None:
-        # Only behind a space: elsewhere it ends a sentence, which must not wait for what follows.
-        if not self._before.strip() and self._peek(1) == "[":
+        # Only where a line begins: elsewhere it ends a sentence, in French behind a space, which must not wait for what follows.
+        if self._said in ("", "\n") and self._peek(1) == "[":
             self._drop(1)
         else:
             self._say(1)

@@ -119,7 +119,7 @@ def test_plain_words_are_given_back_at_once(text: str) -> None:
         assert cleaner.feed(delta + " ").text == delta + " "
 
 
-@pytest.mark.parametrize("text", ["Hello", "Hello!", "why?", "the", "5", "Привет", "नमस्ते", "مرحبا", "你好", "안녕"])
+@pytest.mark.parametrize("text", ["Hello", "Hello!", "why?", "Bonjour !", "the", "5", "Привет", "नमस्ते", "مرحبا", "你好", "안녕"])
 def test_words_and_sentence_ends_do_not_wait(text: str) -> None:
     cleaner = Cleaner()
     assert cleaner.feed("So: " + text).text == "So: " + text
@@ -137,7 +137,7 @@ MARKUP = [
     *"*_~`#>-+=|[]()!<>\\&:/.,;\"'^@ \t\n\r",
     "**", "__", "```", "~~~", "\n\n", "\n- ", "\n# ", "\n> ", "\n| ", " | ", "|---|", "](", "![", "[^1]", "https://", "www.", "<b>", "</b>", "<br/>",
     "<a href=\"", "<!--", "-->", "&amp;", "&nbsp;", "😀", "👍🏽", "🇩🇪", "\u200b", "\u00ad", "\ufe0f", "\u200d", "\u202e", "\x00",
-    "- [ ] ", "```text\n",
+    "- [ ] ", "&#1;", "&lt;", "<http://", "|-", "```py\n", "```text\n",
 ]  # fmt: skip
 
 

@@ -354,6 +354,22 @@ async def test_a_reader_that_does_not_read_is_not_made_for(engine: StandInEngine
         writer.close()
 
 
+async def test_a_gateway_that_stops_lets_go_of_the_engine(engine: StandInEngine, config: GatewayConfig, caplog) -> None:
+    engine.frame_s = 0.02
+    async with EnginePool(config) as engines:
+        server = Server(create_app(config, engines))
+        await server.start_server(shutdown_timeout=0.3)
+        async with aiohttp.ClientSession() as http:
+            await engines.first_start()
+            async with http.post(server.make_url(SPEECH), json={"voice": "ryan", "input": LONG, "response_format": "pcm"}) as response:
+                await response.content.readany()
+                await server.close()
+                assert await freed(engine) < 0.5 and not speaking()
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.read()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
+
+
 async def test_live_speech_is_made_a_little_ahead(gateway, engine: StandInEngine) -> None:
     async with gateway.post(SPEECH, json={"voice": "ryan", "input": LONG, "response_format": "pcm", "pace": "live"}) as response:
         await asyncio.sleep(1.0)
