@@ -71,7 +71,7 @@ async def test_a_first_start_that_fails_is_told_and_not_tried_again(caplog: pyte
     monkeypatch.setattr(pool_module, "BACKOFF_S", (0.01,))
     async with EnginePool(GatewayConfig(), (sys.executable, "-c", "import sys; sys.exit(3)")) as engines:
         with pytest.raises(EngineUnavailable, match="status 3"):
-            await engines.first_start()
+            await asyncio.wait_for(engines.first_start(), 10)
         await asyncio.sleep(0.3)
         assert engines.unready == "the engine process ended with status 3"
     assert "trying again" not in caplog.text
