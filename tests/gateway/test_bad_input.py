@@ -277,6 +277,15 @@ async def test_binary_frame_closes(connect) -> None:
     await works(await connect())
 
 
+async def test_a_text_frame_that_is_not_utf8_closes(connect) -> None:
+    """A frame carries whole characters; half of one is a breach of WebSocket itself."""
+    speaker = await connect()
+    await speaker.socket._writer.send_frame('{"type": "text.append", "text": "é"}'.encode()[:-3], aiohttp.WSMsgType.TEXT)
+    message = await speaker.socket.receive()
+    assert message.type is aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.INVALID_TEXT
+    await works(await connect())
+
+
 async def test_oversize_frame_closes(connect, config: GatewayConfig) -> None:
     speaker = await connect()
     await speaker.socket.send_str("x" * (config.max_event_bytes + 1))
