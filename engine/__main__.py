@@ -33,6 +33,7 @@ def main() -> int:
     simulate = commands.add_parser("simulate", help="compare scheduling policies under this machine's costs")
     simulate.add_argument("--model", default=EMBEDDED_VOICE, help="checkpoint folder, or a name to download")
     simulate.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0, 3.0], help="requests a second")
+    simulate.add_argument("--check", action="store_true", help="foretell an engine on this machine, and run it: are the figures true?")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -44,6 +45,11 @@ def main() -> int:
             from engine.bench import run as run_bench
 
             run_bench(arguments.model)
+            return 0
+        if arguments.command == "simulate" and arguments.check:
+            from engine.agreement import check
+
+            print(check(arguments.model, PROFILES["latency"], arguments.rates))
             return 0
         if arguments.command == "simulate":
             from engine.service import simulated

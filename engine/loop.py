@@ -52,6 +52,8 @@ Samples = NDArray[np.int16]
 Emit = Callable[[bytes, Event], None]
 # A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
 STUMBLE_S = 0.12
+# To close a stalled row takes the making of its next frame, and as much again for neighbours and jitter.
+STALL_FRAMES = 4
 TRACE_LAUNCHES = 10_000
 # Frames that a prompt must leave to speech.
 LEAST_ROOM = 100
@@ -360,14 +362,15 @@ class EngineLoop:
                 self._feed(voice)
 
     def _stall_due(self, voice: Voice, now_s: float) -> float:
-        """Seconds until a stalled row must be closed. At its beginning nobody has any slack yet: there a sender as fast as speech
-        is given a moment to stumble."""
+        """Seconds until a stalled row must be closed. Two are given longer: a sender as fast as speech, whose next word should come
+        before the listener runs dry, and the same at its beginning, where nobody has any slack yet, to stumble for a moment."""
         u, text = voice.utterance, voice.text
-        dry_s = u.playback.dry_at(now_s) - now_s - self.config.stall_slack_s
-        begins = u.frames_done * self.scheduler.frame_s < 2 * self.config.stall_slack_s
-        if begins and text.tokens_per_s >= TOKENS_PER_SECOND:
-            return max(dry_s, text.appended_s + max(STUMBLE_S, 2 * text.word_s) - now_s)
-        return dry_s
+        dry_s = u.playback.dry_at(now_s) - now_s
+        if text.tokens_per_s < TOKENS_PER_SECOND:
+            return dry_s - self.config.stall_slack_s
+        if u.frames_done * self.scheduler.frame_s < 2 * self.config.stall_slack_s:
+            return max(dry_s - self.config.stall_slack_s, text.appended_s + max(STUMBLE_S, 2 * text.word_s) - now_s)
+        return dry_s - min(self.config.stall_slack_s, STALL_FRAMES * self.scheduler.next_frame_s())
 
     def _next_due(self, now_s: float, utterances: list[Utterance]) -> float | None:
         due = [

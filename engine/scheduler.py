@@ -148,6 +148,12 @@ class Scheduler:
         launches = math.ceil(rows / self.config.buckets[-1])
         return launches * (frame_s + codec_s) / self.frame_s
 
+    def next_frame_s(self) -> float:
+        """What it takes to make the next frame heard at the batch sizes now usual, with safety."""
+        rows = max(1, round(self.usual_rows))
+        stages = self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
+        return stages + self.costs.estimate(Stage.CODEC, rows, self._least) + self.config.safety_s
+
     def chunk_frames(self, utterance: Utterance, now_s: float) -> int:
         """Frames of the next codec chunk: the most the listener's buffer leaves time to make, the least when it is short."""
         if not utterance.has_sounded:

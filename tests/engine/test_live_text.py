@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from engine.messages import AudioChunk, Done, Finish, Sampling, Started
 from engine.model.checkpoint import Checkpoint
+from gateway.sender import TextRate
 from tests.engine.test_loop import ME, World
 
 TEXT = (
@@ -19,45 +21,44 @@ WORDS = TEXT.split()
 RATE = 24_000
 
 
+class Gap(NamedTuple):
+    """A listener who starts at once heard nothing for so long, before sample `position` of an utterance."""
+
+    utterance: int
+    position: int
+    seconds: float
+
+
 class Sender:
-    """Sends `pieces` at their times; opens the next utterance with whatever the engine did not say."""
+    """Sends `pieces` at their times; opens the next utterance with whatever the engine did not say. `rate`: its speed in characters
+    a second where that is known from the start, None where it is measured, as a session does."""
 
     def __init__(self, world: World, pieces: list[tuple[float, str]], rate: float | None) -> None:
         self.world = world
         self.left = list(pieces)
         self.rate = rate
+        self.measured = TextRate()
         self.number = 0
         self.text = ""
         self.spoken: list[str] = []
-        self.gaps: list[float] = []
+        self.gaps: list[Gap] = []
         self.seen = 0
         self.dry_s: float | None = None
 
     def open(self) -> None:
         self.number += 1
-        self.world.open(self.number, max_frames=None, text_rate=self.rate, sampling=Sampling(seed=self.number))
+        self.world.open(self.number, max_frames=None, text_rate=self.rate or self.measured.chars_per_s, sampling=Sampling(seed=self.number))
         self.dry_s = None
 
     def run(self) -> None:
         world = self.world
-        slots = world.stages.slots
-        end_after: dict[int, int] = {}
-
-        def end_soon(group: int, rows: list[int], tokens: torch.Tensor) -> torch.Tensor:
-            """Random weights end when they like; this voice ends ten frames after it may, and tells its frames apart."""
-            if group == 0:
-                for row, slot in enumerate(rows):
-                    may = bool(slots.may_end[slot])
-                    first = end_after.setdefault(slot, slots.steps[slot]) if may else end_after.pop(slot, 0)
-                    tokens[row] = world.stages.talker_stage.codebook if may and slots.steps[slot] >= first + 10 else (7 * slots.steps[slot]) % 61
-            return tokens
-
-        world.stages.talker_stage.force = end_soon
+        self.voice()
         self.open()
         for _ in range(200_000):
             while self.left and self.left[0][0] <= world.now_s:
                 piece = self.left.pop(0)[1]
                 self.text += piece
+                self.measured.append(len(piece), world.now_s)
                 world.append(self.number, piece)
                 if not self.left:
                     world.loop.handle(ME, Finish(world.loop.epoch, self.number), world.now_s)
@@ -68,13 +69,29 @@ class Sender:
             world.now_s += 0.001 if wait_s == 0.0 else max(0.0005, min(next_s, 1.0 if wait_s is None else wait_s))
         raise AssertionError("the text was never spoken to its end")
 
+    def voice(self) -> None:
+        """Random weights end when they like; this voice ends ten frames after it may, and tells its frames apart."""
+        stages = self.world.stages
+        slots = stages.slots
+        end_after: dict[int, int] = {}
+
+        def end_soon(group: int, rows: list[int], tokens: torch.Tensor) -> torch.Tensor:
+            if group == 0:
+                for row, slot in enumerate(rows):
+                    may = bool(slots.may_end[slot])
+                    first = end_after.setdefault(slot, slots.steps[slot]) if may else end_after.pop(slot, 0)
+                    tokens[row] = stages.talker_stage.codebook if may and slots.steps[slot] >= first + 10 else (7 * slots.steps[slot]) % 61
+            return tokens
+
+        stages.talker_stage.force = end_soon
+
     def look(self) -> bool:
         """Take the events that came; True when everything has been said."""
         events, self.seen = self.world.events[self.seen :], len(self.world.events)
         for event in events:
             if isinstance(event, AudioChunk):
                 if self.dry_s is not None and self.world.now_s > self.dry_s + 0.002:
-                    self.gaps.append(self.world.now_s - self.dry_s)
+                    self.gaps.append(Gap(event.utterance, event.position, self.world.now_s - self.dry_s))
                 self.dry_s = max(self.dry_s or 0.0, self.world.now_s) + len(event.pcm) / 2 / RATE
             elif isinstance(event, Done):
                 self.spoken.append(self.text[: event.text_until])
