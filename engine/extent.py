@@ -1,7 +1,7 @@
 """Extent: how much text one utterance may hold, so that its speech ends before its slot is full. Pure.
 
 The Talker eats text several times faster than it speaks, and what it has said of it cannot be told; so the end is planned
-by the text alone, as it comes: at a sentence's end once most of the slot is taken, a little later at a comma, then at any word."""
+by the text alone, as it comes: at a sentence's end once half of the slot is taken, a little later at a comma, then at any word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.guard import longest_s
 # the embedded voice two thirds.
 SLOW = 0.65
 # Shares of the room from which on an utterance may end there.
-SENTENCE_FROM, CLAUSE_FROM, WORD_FROM, ANYWHERE_FROM, IN_A_CHARACTER_FROM = 0.7, 0.8, 0.85, 1.0, 1.1
+SENTENCE_FROM, CLAUSE_FROM, WORD_FROM, ANYWHERE_FROM, IN_A_CHARACTER_FROM = 0.5, 0.8, 0.85, 1.0, 1.1
 _SENTENCE_MARKS = ".!?…。！？\n"
 _CLAUSE_MARKS = ",;:，、；：—"
 _WIDE_MARKS = "。！？…，、；："

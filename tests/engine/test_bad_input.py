@@ -130,7 +130,7 @@ def test_whole_text_longer_than_a_slot_ends_at_a_sentence(tiny: Checkpoint) -> N
     text = "one two three. " * 20
     world.open(1, text, live=False, max_frames=None)
     world.run()
-    assert world.done(1).reason == "length" and text[: world.done(1).text_until] == "one two three. " * 6
+    assert world.done(1).reason == "length" and text[: world.done(1).text_until] == "one two three. " * 5
 
 
 # Requests
