@@ -3,7 +3,7 @@
 from engine.characters import is_speakable
 from engine.client import EngineClient, EngineUtterance
 from engine.errors import CheckpointError, EngineError, EngineUnavailable, Overloaded, RequestRefused, UtteranceFailed
-from engine.messages import AudioChunk, Done, EngineInfo, Sampling, SpeechRequest, Started
+from engine.messages import AudioChunk, Done, EngineInfo, Sampling, SpeechRequest, Started, Stats
 
 __all__ = [
     "AudioChunk",
@@ -19,6 +19,7 @@ __all__ = [
     "Sampling",
     "SpeechRequest",
     "Started",
+    "Stats",
     "UtteranceFailed",
     "is_speakable",
 ]

@@ -25,10 +25,12 @@ from engine.messages import (
     Failed,
     Finish,
     Hello,
+    Inspect,
     Open,
     Playback,
     SpeechRequest,
     Started,
+    Stats,
     Unwelcome,
     Welcome,
     decode_event,
@@ -108,6 +110,8 @@ class EngineClient:
     def __init__(self, endpoint: str, *, timeout_s: float = 60.0, hello_every_s: float = 1.0) -> None:
         self.endpoint = endpoint
         self.epoch = 0
+        self.stats: Stats | None = None
+        """The engine's last answer to `inspect`."""
         self._timeout_s = timeout_s
         self._hello_every_s = hello_every_s
         self._info: EngineInfo | None = None
@@ -193,6 +197,10 @@ class EngineClient:
         self._utterances[utterance.number] = utterance
         return utterance
 
+    def inspect(self) -> None:
+        """Ask the engine how it is doing; its answer goes to `stats`. Raises EngineUnavailable when closed."""
+        self._send(Inspect())
+
     def _send(self, message: Command) -> None:
         if self._socket is None:
             raise EngineUnavailable("the engine client is closed")
@@ -232,6 +240,9 @@ class EngineClient:
             return
         if isinstance(event, Unwelcome):
             self._turn_away(event.version)
+            return
+        if isinstance(event, Stats):
+            self.stats = event
             return
         utterance = self._utterances.get(event.utterance)
         if utterance is None or event.epoch != self.epoch:

@@ -30,6 +30,7 @@ from engine.messages import (
     Failed,
     Finish,
     Hello,
+    Inspect,
     Open,
     Playback,
     Sampling,
@@ -45,6 +46,7 @@ from engine.playback import PlaybackClock
 from engine.request import Utterance, check
 from engine.scheduler import Launch, Scheduler, Stage
 from engine.stages import Stages
+from engine.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +109,7 @@ class EngineLoop:
         self._opened = 0
         self.epoch = secrets.randbits(48) | 1
         self.trace: deque[TraceEntry] = deque(maxlen=TRACE_LAUNCHES)
+        self._tally = Tally()
         self._emit = emit
         self._clock = clock
         self._waiting: dict[tuple[bytes, int], Voice] = {}
@@ -124,6 +127,10 @@ class EngineLoop:
             else:
                 log.error("a client speaks protocol version %d, this engine %d", command.version, PROTOCOL_VERSION)
                 self._emit(client, Unwelcome(PROTOCOL_VERSION))
+            return
+        if isinstance(command, Inspect):
+            used = self.config.slots - self.stages.free_slots
+            self._emit(client, self._tally.stats(self.epoch, self.config.slots, used, len(self._waiting), self.stages.costs))
             return
         if command.epoch != self.epoch:
             if isinstance(command, Open):
@@ -406,6 +413,7 @@ class EngineLoop:
                 self._retire_codec(voices, self.stages.codec(slots, [u.frames_decoded for u in rows], launch.frames), launch.frames)
         ends_s = self._clock()
         self.stages.costs.record(launch.stage, len(rows), launch.frames, ends_s - starts_s)
+        self._tally.launched(launch.stage, len(rows), ends_s - starts_s)
         host_s = starts_s - (starts_s if self._free_at_s is None else self._free_at_s)
         self.trace.append(TraceEntry(starts_s, ends_s, launch.stage, tuple(u.number for u in rows), launch.frames, silent, host_s, self._opened))
         self._free_at_s, self._opened = ends_s, 0
@@ -441,9 +449,12 @@ class EngineLoop:
                 if u.complete:
                     samples = np.concatenate((samples, voice.onset.flush()))
             if len(samples):
+                now_s = self._clock()
+                if u.live and u.has_sounded:
+                    self._tally.chunk_ready(u.playback.dry_at(now_s) - now_s)
                 self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, samples.tobytes()))
                 u.samples_emitted += len(samples)
-                u.playback.emit(len(samples), self._clock())
+                u.playback.emit(len(samples), now_s)
 
     def _heed(self, voice: Voice) -> None:
         """End speech that has gone wrong; the frames made so far are still spoken."""

@@ -110,7 +110,11 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
     consumed: int
 
 
-Command = Hello | Open | Append | Finish | Cancel | Playback | Credit
+class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
+    """Answered with Stats."""
+
+
+Command = Hello | Open | Append | Finish | Cancel | Playback | Credit | Inspect
 
 
 # Events: engine to client
@@ -172,7 +176,41 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry_after_s: float | None = None
 
 
-Event = Welcome | Unwelcome | Started | AudioChunk | Done | Failed
+class StageStats(msgspec.Struct, frozen=True):
+    """What one stage has done: `sizes` counts its launches by the rows they had, `seconds` is the time they took together."""
+
+    stage: str
+    sizes: dict[int, int]
+    seconds: float
+
+
+class StageCost(msgspec.Struct, frozen=True):
+    """What a launch of up to `rows` rows, and for the codec of `frames` frames each, takes at present."""
+
+    stage: str
+    rows: int
+    frames: int
+    seconds: float
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """How the engine is doing; counts are since its start. `waiting` utterances have no slot yet.
+
+    `slack_counts[i]` live chunks were ready at most `slack_bounds[i]` seconds, and more than the bound before, ahead of the moment
+    their listener would have run dry (negative: after it); the last count is of those beyond all bounds, `slack_sum` their total."""
+
+    epoch: int
+    slots: int
+    slots_used: int
+    waiting: int
+    stages: list[StageStats]
+    costs: list[StageCost]
+    slack_bounds: list[float]
+    slack_counts: list[int]
+    slack_sum: float
+
+
+Event = Welcome | Unwelcome | Started | AudioChunk | Done | Failed | Stats
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -77,11 +77,15 @@ class StageCosts:
         _, b, f = min(candidates)
         return self._seconds[stage, b, f] * max(1.0, frames / f) * max(1.0, bucket / b)
 
+    def known(self) -> list[tuple[Stage, int, int, float]]:
+        """Stage, bucket, frames and seconds of every launch that has been measured."""
+        return [(*key, seconds) for key, seconds in sorted(self._seconds.items())]
+
     def describe(self) -> str:
         """The measured costs in words, for the log."""
         parts = [
             f"{stage.name.lower()} b{rows}{f' x{frames}' if stage is Stage.CODEC else ''} {seconds * 1000:.1f} ms"
-            for (stage, rows, frames), seconds in sorted(self._seconds.items())
+            for stage, rows, frames, seconds in self.known()
         ]
         return ", ".join(parts)
 
