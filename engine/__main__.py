@@ -1,4 +1,5 @@
-"""`python -m engine`: serve (the engine process), conform (against golden fixtures), bench (costs here), simulate (policies)."""
+"""`python -m engine`: serve (the engine process), conform (against golden fixtures), bench (costs here), simulate (policies),
+random-checkpoint (a released shape without its weights)."""
 
 from __future__ import annotations
 
@@ -34,6 +35,10 @@ def main() -> int:
     simulate.add_argument("--model", default=EMBEDDED_VOICE, help="checkpoint folder, or a name to download")
     simulate.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0, 3.0], help="requests a second")
     simulate.add_argument("--check", action="store_true", help="foretell an engine on this machine, and run it: are the figures true?")
+    random = commands.add_parser("random-checkpoint", help="write a checkpoint of random weights in a released one's shape, for measuring")
+    random.add_argument("--like", required=True, metavar="NAME", help="1.7B-CustomVoice, 1.7B-VoiceDesign, 1.7B-Base, 0.6B-CustomVoice or 0.6B-Base")
+    random.add_argument("folder", type=Path, metavar="DIR", help="a new folder; 1.7B takes 4.6 GB")
+    random.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -55,6 +60,11 @@ def main() -> int:
             from engine.service import simulated
 
             print(simulated(arguments.model, PROFILES["latency"], arguments.rates))
+            return 0
+        if arguments.command == "random-checkpoint":
+            from engine.random_checkpoint import make
+
+            print(make(arguments.folder, arguments.like, arguments.seed))
             return 0
         from engine.service import serve as serve_engine
 

@@ -291,6 +291,12 @@ class EngineLoop:
         if last and not u.text_closed:
             fresh.append(self.stages.checkpoint.config.tts_eos)
             u.text_closed = True
+            frames_per_char = self.stages.checkpoint.config.generation.frames_per_char
+            if frames_per_char is not None:
+                # Where the text was cut, the rest is spoken by the next utterance.
+                said = max(1, round(frames_per_char * (voice.text.spoken_chars if u.reason == "idle" else voice.text.received)))
+                if said < u.max_frames:
+                    u.max_frames, u.cap_reason = said, u.reason
             if voice.guard is not None:
                 # A row eats one token a frame, so even text that is quickly said takes as many frames as it has tokens.
                 said = math.ceil((voice.longest_s + SPARE_S) / self.scheduler.frame_s) + u.text_issued + len(fresh)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 from engine.model.codec import CodecDecoder
-from engine.model.config import ModelConfig, load_config, load_encoder_configs, read_json
+from engine.model.config import ModelConfig, load_codec_encoder_config, load_config, load_speaker_encoder_config, read_json
 from engine.model.encoder import CodecEncoder
 from engine.model.layers import fuse
 from engine.model.predictor import CodePredictor
@@ -117,9 +117,8 @@ def checkpoint_name(folder: Path) -> str:
 
 def load_encoders(folder: Path) -> tuple[SpeakerEncoder, CodecEncoder]:
     """The parts of a Base checkpoint that only making a clone voice needs. Raises CheckpointError."""
-    speaker_config, codec_config = load_encoder_configs(folder)
     with torch.device("meta"):
-        speaker, codec = SpeakerEncoder(speaker_config), CodecEncoder(codec_config)
+        speaker, codec = SpeakerEncoder(load_speaker_encoder_config(folder)), CodecEncoder(load_codec_encoder_config(folder))
     cpu = torch.device("cpu")
     TensorFiles(folder).load({SPEAKER_ENCODER: speaker}, (TALKER,), torch.float32, cpu)
     TensorFiles(folder / "speech_tokenizer").load({CODEC_ENCODER: codec}, (CODEC_DECODER,), torch.float32, cpu)

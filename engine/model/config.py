@@ -121,6 +121,9 @@ class GenerationDefaults:
     subtalker_top_k: int = 50
     subtalker_top_p: float = 1.0
     max_new_tokens: int = 2048
+    frames_per_char: float | None = None
+    """Ours, not in released files: speech ends after so many frames a character of text, unless it has ended before. For voices that
+    would not end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,12 @@ def load_config(folder: Path) -> ModelConfig:
     dialects = talker.data.get("spk_is_dialect") or {}
     generation: dict[str, Any] = {}
     if (folder / "generation_config.json").exists():
-        generation = _Fields(str(folder / "generation_config.json"), read_json(folder / "generation_config.json")).data
+        fields = _Fields(str(folder / "generation_config.json"), read_json(folder / "generation_config.json"))
+        generation = fields.data
+        if generation.get("frames_per_char") is not None and not fields.number("frames_per_char") > 0:
+            raise CheckpointError(
+                f"{fields.where}: field 'frames_per_char' should be above 0, found {generation['frames_per_char']!r}; or leave it out"
+            )
     known = GenerationDefaults.__dataclass_fields__
     return ModelConfig(
         size=str(top.data.get("tts_model_size", "")),
@@ -284,36 +292,38 @@ def load_config(folder: Path) -> ModelConfig:
     )
 
 
-def load_encoder_configs(folder: Path) -> tuple[SpeakerEncoderConfig, CodecEncoderConfig]:
-    """What a Base checkpoint says about its speaker encoder and its codec's encoder; the released files leave much to class defaults."""
+def load_speaker_encoder_config(folder: Path) -> SpeakerEncoderConfig:
+    """What a Base checkpoint says about its speaker encoder; the released files leave much to class defaults."""
     top = _Fields(str(folder / "config.json"), read_json(folder / "config.json"))
     speaker = top.of("speaker_encoder_config")
+    return SpeakerEncoderConfig(
+        mels=speaker.integer("mel_dim", 128),
+        channels=speaker.integers("enc_channels", (512, 512, 512, 512, 1536)),
+        kernels=speaker.integers("enc_kernel_sizes", (5, 3, 3, 3, 1)),
+        dilations=speaker.integers("enc_dilations", (1, 2, 3, 4, 1)),
+        attention=speaker.integer("enc_attention_channels", 128),
+        scale=speaker.integer("enc_res2net_scale", 8),
+        squeezed=speaker.integer("enc_se_channels", 128),
+        width=speaker.integer("enc_dim"),
+        sample_rate=speaker.integer("sample_rate", 24000),
+    )
+
+
+def load_codec_encoder_config(folder: Path) -> CodecEncoderConfig:
+    """What a checkpoint says about its codec's encoder, which only Base uses; much is left to class defaults here, too."""
     speech = _Fields(str(folder / "speech_tokenizer" / "config.json"), read_json(folder / "speech_tokenizer" / "config.json"))
     encoder = speech.of("encoder_config")
-    return (
-        SpeakerEncoderConfig(
-            mels=speaker.integer("mel_dim", 128),
-            channels=speaker.integers("enc_channels", (512, 512, 512, 512, 1536)),
-            kernels=speaker.integers("enc_kernel_sizes", (5, 3, 3, 3, 1)),
-            dilations=speaker.integers("enc_dilations", (1, 2, 3, 4, 1)),
-            attention=speaker.integer("enc_attention_channels", 128),
-            scale=speaker.integer("enc_res2net_scale", 8),
-            squeezed=speaker.integer("enc_se_channels", 128),
-            width=speaker.integer("enc_dim"),
-            sample_rate=speaker.integer("sample_rate", 24000),
-        ),
-        CodecEncoderConfig(
-            body=replace(encoder.body(), eps=encoder.number("norm_eps", 1e-5)),
-            filters=encoder.integer("num_filters", 64),
-            kernel=encoder.integer("kernel_size", 7),
-            residual_kernel=encoder.integer("residual_kernel_size", 3),
-            last_kernel=encoder.integer("last_kernel_size", 3),
-            compress=encoder.integer("compress", 2),
-            ratios=encoder.integers("upsampling_ratios", (8, 6, 5, 4)),
-            codebook_size=encoder.integer("codebook_size", 2048),
-            codebook_dim=encoder.integer("codebook_dim", 256),
-            quantizers=encoder.integer("num_quantizers", 32),
-            semantic=encoder.integer("num_semantic_quantizers", 1),
-            groups=speech.integer("encoder_valid_num_quantizers", 16),
-        ),
+    return CodecEncoderConfig(
+        body=replace(encoder.body(), eps=encoder.number("norm_eps", 1e-5)),
+        filters=encoder.integer("num_filters", 64),
+        kernel=encoder.integer("kernel_size", 7),
+        residual_kernel=encoder.integer("residual_kernel_size", 3),
+        last_kernel=encoder.integer("last_kernel_size", 3),
+        compress=encoder.integer("compress", 2),
+        ratios=encoder.integers("upsampling_ratios", (8, 6, 5, 4)),
+        codebook_size=encoder.integer("codebook_size", 2048),
+        codebook_dim=encoder.integer("codebook_dim", 256),
+        quantizers=encoder.integer("num_quantizers", 32),
+        semantic=encoder.integer("num_semantic_quantizers", 1),
+        groups=speech.integer("encoder_valid_num_quantizers", 16),
     )
