@@ -43,6 +43,8 @@ KINDS = (*STREAMING, "whole", "teacher", "copy")
 RATE = 40.0
 """Characters a second of an LLM that writes about ten tokens a second, somewhat faster than speech."""
 SEED_STRIDE = 100_000
+BROKEN_OFF = ("idle", "length")
+"""Why an utterance may end before its text does: that came too slowly, or is longer than one utterance can be."""
 CHUNK_FRAMES = 8
 
 
@@ -92,7 +94,7 @@ async def write(utterance: EngineUtterance, text: str, begun_s: float, rate: flo
 
 
 async def speak(client: EngineClient, text: str, kind: str, sampling: Sampling, rate: float, sounds: asyncio.Event) -> Spoken:
-    """Have a text spoken, `sounds` being set at its first sound. What live text's engine broke off is sent again, as the gateway does."""
+    """Have a text spoken, `sounds` being set at its first sound. What the engine broke off is sent again, as the gateway does."""
     begun_s, first_s, ran_away, at, pieces = time.monotonic(), None, False, 0, 0
     pcm: list[bytes] = []
     while at < len(text):
@@ -108,7 +110,7 @@ async def speak(client: EngineClient, text: str, kind: str, sampling: Sampling, 
             elif isinstance(event, Done):
                 done = event
         writer.cancel()
-        if done is None or done.reason != "idle" or done.text_until == 0:
+        if done is None or done.reason not in BROKEN_OFF or not 0 < done.text_until < len(text) - at:
             ran_away = done is None or done.reason != "end"
             break
         at += done.text_until

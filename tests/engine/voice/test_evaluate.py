@@ -30,6 +30,7 @@ async def test_streamed_and_live_text_sound_alike_and_the_whole_text_layout_does
 
 
 async def test_text_that_comes_too_slowly_is_spoken_in_pieces_to_its_end() -> None:
+    """And a runaway is none that merely was broken off."""
     async with engine(str(HERE)) as (client, _):
         slow = await speak(client, "Yes. No. Well, so it is.", "live", SEED, 5.0, asyncio.Event())
     assert slow.pieces > 1 and not slow.ran_away
