@@ -76,6 +76,8 @@ def _late(u: Utterance, now_s: float) -> bool:
 def advance(u: Utterance, stage: Stage, frames: int, samples_per_frame: int, now_s: float, trimmed: int = 0) -> None:
     """What a launch does to one of its rows, as EngineLoop would; the first `trimmed` samples of the utterance never leave."""
     match stage:
+        case Stage.PREFILL:
+            u.prefill_left -= 1
         case Stage.TALKER:
             u.frames_issued += 1
         case Stage.PREDICTOR:

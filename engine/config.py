@@ -18,6 +18,10 @@ class EngineConfig:
     """Frames in an utterance's first codec chunk."""
     chunk_frames: tuple[int, ...] = (1, 2, 4, 8)
     """Sizes of later codec chunks, smallest first."""
+    prefill_rows: int = 16
+    """Rows of a prompt computed at once; a longer one is put in piece by piece, with other launches between."""
+    priming_frames: int = 4
+    """Frames of a voice clip decoded at once, when the codec is brought to where the clip ends."""
     ahead_s: float = 3.0
     """How far beyond the heard position audio is made for a live listener."""
     safety_s: float = 0.02

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,7 +40,7 @@ from engine.messages import (
     Unwelcome,
     Welcome,
 )
-from engine.model.prompt import CloneVoice, Prefix, Reference, build_prefix, reference_rows
+from engine.model.prompt import CloneVoice, Prefix, Reference, build_prefix, reference_rows, whole_text_body
 from engine.model.text import TOKENS_PER_SECOND, LiveText
 from engine.onset import OnsetTrim
 from engine.playback import PlaybackClock
@@ -252,10 +253,21 @@ class EngineLoop:
     def _voice(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> Voice:
         checkpoint = self.stages.checkpoint
         check(request, self.config.max_text_chars)
+        if request.whole_text:
+            request = msgspec.structs.replace(request, live=False)
         named = self.stages.voice(request.voice)
         reference = named.reference if isinstance(named, CloneVoice) else None
-        prefix = build_prefix(checkpoint.config, checkpoint.tokenizer, voice=named, language=request.language, instructions=request.instructions)
-        prompt = len(prefix) + (reference.uncovered if reference is not None else 0)
+        prefix = build_prefix(
+            checkpoint.config,
+            checkpoint.tokenizer,
+            voice=named,
+            language=request.language,
+            instructions=request.instructions,
+            whole_text=request.whole_text,
+        )
+        prompt = len(prefix)
+        if reference is not None:
+            prompt += len(reference.text) + len(reference.frames) if request.whole_text else reference.uncovered
         room = self.config.positions - prompt
         if room < LEAST_ROOM:
             what, remedy = ("instructions", "shorten them") if reference is None else ("voice", "make it anew from a shorter clip")
@@ -265,11 +277,15 @@ class EngineLoop:
         cap = min(longest, request.max_frames or longest)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         utterance = Utterance(key[0], key[1], request, PlaybackClock(self.info.sample_rate), cap, now_s)
-        fits = TextRoom(longest * self.scheduler.frame_s - SPARE_S, self.scheduler.frame_s)
-        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=prompt - len(prefix), room=fits)
+        # Text in the prompt takes positions of its own, at most as many as its speech.
+        spoken = min(longest, room // 2) if request.whole_text else longest
+        fits = TextRoom(spoken * self.scheduler.frame_s - SPARE_S, self.scheduler.frame_s)
+        spent = 0 if request.whole_text else prompt - len(prefix)
+        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=spent, room=fits)
         onset = OnsetTrim(self.info.sample_rate) if self.config.trim_onset else None
         voice = Voice(utterance, text, prefix, seed, [], reference=reference, onset=onset, guard=Guard(self.info.sample_rate, self.scheduler.frame_s))
-        self._begin_reference(voice)
+        if not request.whole_text:
+            self._begin_reference(voice)
         return voice
 
     def _feed(self, voice: Voice) -> None:
@@ -342,11 +358,26 @@ class EngineLoop:
 
     def _take_slot(self, voice: Voice, *, may_end: bool) -> None:
         u = voice.utterance
-        if voice.reference is not None and not voice.body:
+        if u.request.whole_text:
+            self._put_text(voice)
+        elif voice.reference is not None and not voice.body:
             self._put_reference(voice, voice.reference)
         self._opened += 1
-        u.slot, _ = self.stages.open(voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference)
+        u.slot, u.prefill_left = self.stages.begin(
+            voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
+        )
         self._write(voice, voice.text.finished)
+
+    def _put_text(self, voice: Voice) -> None:
+        """All of a finished text becomes part of the prompt; padding follows."""
+        u = voice.utterance
+        voice.body = whole_text_body(self.stages.checkpoint.config, voice.tokens, voice.reference)
+        voice.tokens.clear()
+        u.text_closed, u.text_until = True, [voice.text.received]
+        said = math.ceil((voice.longest_s + SPARE_S) / self.scheduler.frame_s)
+        room = self.config.positions - len(voice.prefix) - len(voice.body)
+        if min(said, room) < u.max_frames:
+            u.max_frames, u.cap_reason = min(said, room), "runaway" if said < room else "length"
 
     def _begin_reference(self, voice: Voice) -> None:
         """What a reference says beyond its frames stands in the text, before what is to be spoken."""
@@ -403,6 +434,9 @@ class EngineLoop:
         starts_s = self._clock()
         voices = [self._active[u.client, u.number] for u in rows]
         match launch.stage:
+            case Stage.PREFILL:
+                self.stages.prefill(slots[0])
+                rows[0].prefill_left -= 1
             case Stage.TALKER:
                 for u in rows:
                     if u.request.live and u.text_closed and u.text_issued - u.frames_issued in (0, 1):

@@ -33,6 +33,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class SpeechRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One utterance to be spoken. Text follows in `Append` messages; text that holds nothing to say is `Done` without sound.
 
+    `whole_text` puts the text into the prompt as a whole (the reference's non_streaming_mode): speech begins when the text is finished.
     `voice` None takes the checkpoint's first; `language` is a name the checkpoint lists or "auto". `live` says that text
     arrives while it is being spoken (end of speech is held back until `Finish`, design 3.2a). `pace` "live" makes audio at most
     a few seconds ahead of the listener, "file" as fast as spare capacity allows. `text_rate` is the sender's known speed in
@@ -42,6 +43,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     language: str = "auto"
     instructions: str = ""
     live: bool = True
+    whole_text: bool = False
     pace: str = "live"
     text_rate: float | None = None
     max_frames: int | None = None

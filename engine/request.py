@@ -22,6 +22,8 @@ class Utterance:
     max_frames: int
     arrived_s: float
     slot: int = -1
+    prefill_left: int = 0
+    """Pieces of the prompt that are still to be computed."""
     text_issued: int = 0
     """Text tokens written to the slot, the closing tts_eos among them."""
     text_closed: bool = False
@@ -54,7 +56,7 @@ class Utterance:
 
     @property
     def talker_ready(self) -> bool:
-        return not self.speech_ended and self.frames_issued == self.frames_done and self.text_ready
+        return not self.prefill_left and not self.speech_ended and self.frames_issued == self.frames_done and self.text_ready
 
     @property
     def predictor_ready(self) -> bool:
@@ -63,7 +65,7 @@ class Utterance:
     @property
     def stalled(self) -> bool:
         """Waiting for text."""
-        return not self.speech_ended and self.frames_issued == self.frames_done and not self.text_ready
+        return not self.prefill_left and not self.speech_ended and self.frames_issued == self.frames_done and not self.text_ready
 
     @property
     def undecoded(self) -> int:

@@ -21,11 +21,12 @@ SUSTAINED = 0.8
 
 
 class Stage(IntEnum):
-    """The three kinds of work; a larger one is nearer to sound."""
+    """The three kinds of work, and before them a piece of a prompt that is not known yet; a larger one is nearer to sound."""
 
-    TALKER = 0
-    PREDICTOR = 1
-    CODEC = 2
+    PREFILL = 0
+    TALKER = 1
+    PREDICTOR = 2
+    CODEC = 3
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ReadyWork:
 
 @dataclass(frozen=True)
 class Launch:
-    """One batch of one stage; every Codec row decodes `frames` frames."""
+    """One batch of one stage; every Codec row decodes `frames` frames. A piece of a prompt goes alone."""
 
     stage: Stage
     rows: list[Utterance]
@@ -125,6 +126,8 @@ class Scheduler:
             stage, frames = Stage.PREDICTOR, 1
         elif u.talker_ready:
             stage, frames = Stage.TALKER, 1
+        elif u.prefill_left:
+            stage, frames = Stage.PREFILL, 1
         else:
             return None
         if not u.live and u.has_sounded:
@@ -184,7 +187,8 @@ class Scheduler:
         rows = max(1, round(self.usual_rows))
         missing = 0 if u.speech_ended else max(0, chunk - u.undecoded)
         frame_s = self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
-        return missing * frame_s + self.costs.estimate(Stage.CODEC, rows, chunk)
+        prompt_s = u.prefill_left * self.costs.estimate(Stage.PREFILL, 1)
+        return prompt_s + missing * frame_s + self.costs.estimate(Stage.CODEC, rows, chunk)
 
     def _anchor(self, work: list[ReadyWork]) -> ReadyWork | None:
         late = [item for item in work if item.utterance.has_sounded and item.slack <= 0]
@@ -213,6 +217,8 @@ class Scheduler:
             return False
         if stage is Stage.CODEC:
             return item.stage is Stage.CODEC and u.undecoded >= frames
+        if stage is Stage.PREFILL:
+            return False
         return u.predictor_ready if stage is Stage.PREDICTOR else u.talker_ready
 
     def _room(self, anchor: ReadyWork) -> int:

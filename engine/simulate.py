@@ -21,13 +21,14 @@ SAMPLE_RATE, FRAME_SAMPLES = 24_000, 1920
 @dataclass(frozen=True)
 class Arrival:
     """One request: when, how many frames its speech has, and its pace. `token_every_s` is 0 where all text is there at once;
-    `trimmed` samples of silence before the first sound never leave."""
+    `trimmed` samples of silence before the first sound never leave; `prefill` pieces of the prompt are not known yet."""
 
     at_s: float
     frames: int
     pace: str = "live"
     token_every_s: float = 0.0
     trimmed: int = 0
+    prefill: int = 0
 
 
 @dataclass
@@ -127,7 +128,8 @@ def simulate(
         while coming and coming[0][0].at_s <= now_s:
             arrival, outcome = coming.pop(0)
             request = SpeechRequest(pace=arrival.pace)
-            waiting.append((Utterance(b"", len(active), request, PlaybackClock(SAMPLE_RATE), arrival.frames, arrival.at_s), outcome))
+            u = Utterance(b"", len(active), request, PlaybackClock(SAMPLE_RATE), arrival.frames, arrival.at_s, prefill_left=arrival.prefill)
+            waiting.append((u, outcome))
         for u, outcome in list(waiting):
             if len(active) < config.slots and admission.has_room(now_s, [other for other, _ in active], u):
                 waiting.remove((u, outcome))

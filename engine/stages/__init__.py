@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -40,8 +41,9 @@ class Stages:
         self.config = config
         self.costs = StageCosts(config.buckets)
         self.slots = SlotTable(checkpoint, config.slots, config.positions)
-        self.prefixes = PrefixCache(checkpoint.talker, checkpoint.predictor, self.slots.cache, self.slots.idle)
-        self.primed = PrimedCodec(checkpoint.codec)
+        self.prefixes = PrefixCache(self.slots.cache)
+        self.primed = PrimedCodec(checkpoint.codec, config.priming_frames)
+        self._prefills: dict[int, deque[Callable[[], object]]] = {}
         self.talker_stage = TalkerStage(checkpoint, self.slots)
         self.predictor_stage = PredictorStage(checkpoint, self.slots, config.buckets[-1])
         self.codec_stage = CodecStage(checkpoint, self.slots)
@@ -72,26 +74,70 @@ class Stages:
     def open(
         self, prefix: Prefix, sampling: Sampling, seed: int, *, may_end: bool, body: Prefix = (), reference: Reference | None = None
     ) -> tuple[int, int]:
-        """Take a slot and put prefix and body into it, the prefix from the cache; returns the slot and the prompt's rows.
-        With a reference, the first step takes its last frame and the codec goes on from its sound."""
+        """`begin` and all of `prefill` at once; returns the slot and the prompt's rows."""
+        slot, pieces = self.begin(prefix, sampling, seed, may_end=may_end, body=body, reference=reference)
+        for _ in range(pieces):
+            self.prefill(slot)
+        return slot, self.slots.prompt[slot]
+
+    def begin(
+        self, prefix: Prefix, sampling: Sampling, seed: int, *, may_end: bool, body: Prefix = (), reference: Reference | None = None
+    ) -> tuple[int, int]:
+        """Take a slot for prefix and body; returns it and how often `prefill` is to be called for it, never where the prefix is
+        known and there is no body. With a reference, the first step takes its last frame and the codec goes on from its sound."""
         slot = self.slots.take()
-        rows = self.prefixes.fill(prefix, slot)
-        if body:
-            with torch.inference_mode():
-                self.checkpoint.talker(
-                    embed(self.checkpoint.talker, self.checkpoint.predictor, body), [Span(slot, rows, len(body))], self.slots.cache
-                )
-            rows += len(body)
-        if reference is not None:
-            last = torch.tensor(reference.frames[-1:], device=self.slots.hidden.device)
-            with torch.inference_mode():
-                frame_sum = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
-            start = self.slots.codec_state(torch.tensor([slot]))
-            self.slots.begin_after(slot, frame_sum, self.primed.after(reference, start))
-        self.slots.prompt[slot] = rows
+        self.slots.prompt[slot] = len(prefix) + len(body)
         self.slots.set_sampling(slot, sampling, seed)
         self.slots.may_end[slot] = may_end
-        return slot, rows
+        work: list[Callable[[], object]] = []
+        if not self.prefixes.fill(prefix, slot):
+            work += self._pieces(slot, prefix, 0)
+            work[-1] = partial(self._last_of_prefix, work[-1], prefix, slot)
+        work += self._pieces(slot, body, len(prefix))
+        if reference is not None:
+            if self.primed.after(reference) is None:
+                priming = self.primed.compute(reference, self.slots.codec_state(torch.tensor([slot])))
+                work += [partial(next, priming, None)] * self.primed.pieces(reference)
+            if work:
+                work[-1] = partial(self._last_of_reference, work[-1], reference, slot)
+            else:
+                self._go_on_after(reference, slot)
+        self._prefills[slot] = deque(work)
+        return slot, len(work)
+
+    def prefill(self, slot: int) -> None:
+        """Compute the next piece of a slot's prompt."""
+        self._prefills[slot].popleft()()
+
+    def _pieces(self, slot: int, rows: Prefix, start: int) -> list[Callable[[], object]]:
+        most = self.config.prefill_rows
+        return [partial(self._compute, slot, rows[at : at + most], start + at) for at in range(0, len(rows), most)]
+
+    @torch.inference_mode()
+    def _compute(self, slot: int, rows: Prefix, start: int) -> None:
+        talker = self.checkpoint.talker
+        talker(embed(talker, self.checkpoint.predictor, rows), [Span(slot, start, len(rows))], self.slots.cache)
+
+    def _last_of_prefix(self, compute: Callable[[], object], prefix: Prefix, slot: int) -> None:
+        compute()
+        self.prefixes.keep(prefix, slot)
+
+    def _last_of_reference(self, compute: Callable[[], object], reference: Reference, slot: int) -> None:
+        compute()
+        self._go_on_after(reference, slot)
+
+    def _go_on_after(self, reference: Reference, slot: int) -> None:
+        last = torch.tensor(reference.frames[-1:], device=self.slots.hidden.device)
+        with torch.inference_mode():
+            frame_sum = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
+        state = self.primed.after(reference)
+        assert state is not None
+        self.slots.begin_after(slot, frame_sum, state)
+
+    def close(self, slot: int) -> None:
+        """Give a slot back, whatever is left of its prompt."""
+        self._prefills.pop(slot, None)
+        self.slots.give_back(slot)
 
     def write_text(self, slot: int, first: int, ids: list[int]) -> None:
         """Text tokens of Talker steps `first`.. of a slot; what lies beyond its positions can never be reached and is dropped."""
@@ -101,9 +147,6 @@ class Stages:
     def allow_end(self, slot: int) -> None:
         """From now on end of speech may be drawn."""
         self.slots.may_end[slot] = True
-
-    def close(self, slot: int) -> None:
-        self.slots.give_back(slot)
 
     def talker(self, rows: list[int]) -> list[int | None]:
         """One step each; the codebook-0 tokens drawn, None for end of speech, negative where the row has gone wrong."""
@@ -132,6 +175,8 @@ class Stages:
         sizes = [size for size in self.config.buckets if size <= min(4, self.slots.free)]
         for size in sizes:
             rows = [self.open(prefix, Sampling(), row, may_end=False)[0] for row in range(size)]
+            if size == 1:
+                self._timed(Stage.PREFILL, 1, 1, partial(self._compute, rows[0], prefix[: self.config.prefill_rows], 0))
             self._timed(Stage.TALKER, size, 1, partial(self.talker, rows))
             self._timed(Stage.PREDICTOR, size, 1, partial(self.predictor, rows))
             for frames in sorted({self.config.first_frames, self.config.chunk_frames[0], self.config.chunk_frames[-1]}):

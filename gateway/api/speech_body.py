@@ -70,7 +70,7 @@ class SpeechBody(msgspec.Struct, frozen=True):
 
     `pace`: "live" makes speech at most a few seconds before it is heard, in time for that; "file" as fast as spare capacity allows.
     Without it a request that says `stream: true` is live. `stream: false` is answered in one piece, with a length; anything else as the
-    speech is made. `non_streaming_mode` says how other servers lay out the prompt; the text is here as a whole either way."""
+    speech is made. `non_streaming_mode` puts the text into the prompt as a whole, as the reference does by default; without it speech starts sooner."""
 
     input: str
     model: str | None = None
@@ -115,6 +115,7 @@ class SpeechBody(msgspec.Struct, frozen=True):
             self._language(info),
             instructions,
             live=False,
+            whole_text=bool(self.non_streaming_mode),
             pace=self.pace or ("live" if self.stream else "file"),
             max_frames=None if self.max_new_tokens is None else min(self.max_new_tokens, MOST_FRAMES),
             sampling=Sampling(not self.do_sample, self.temperature, self.top_k, self.top_p, self.repetition_penalty, seed=self.seed),

@@ -310,8 +310,8 @@ class Spoken:
         self.loop = EngineLoop(Stages(base, config, store), config, lambda client, event: self.events.append(event))
         self.now_s = 0.0
 
-    def open(self, number: int, voice: str | None, *, live: bool = False, frames: int = 10) -> None:
-        request = SpeechRequest(voice=voice, live=live, pace="file", max_frames=frames, sampling=Sampling(greedy=True))
+    def open(self, number: int, voice: str | None, *, live: bool = False, frames: int = 10, whole_text: bool = False) -> None:
+        request = SpeechRequest(voice=voice, live=live, whole_text=whole_text, pace="file", max_frames=frames, sampling=Sampling(greedy=True))
         self.loop.handle(b"", Open(self.loop.epoch, number, request), self.now_s)
 
     def say(self, number: int, text: str, *, finish: bool = False) -> None:
@@ -353,6 +353,17 @@ def test_stored_voices_speak_by_name(store: VoiceStore, base: Checkpoint, tmp_pa
     assert [len(spoken.pcm(number)) for number in range(4)] == [2 * 10 * 1920] * 4
     assert spoken.pcm(0) == spoken.pcm(1) != spoken.pcm(2)
     assert len({spoken.pcm(number) for number in range(4)}) == 3
+
+
+def test_a_reference_and_the_whole_text_in_the_prompt(store: VoiceStore, base: Checkpoint, tmp_path: Path) -> None:
+    make_voice(BASE, "anna", write_wav(tmp_path / "clip.wav", tone(1.0)), "ten nine", store)
+    spoken = Spoken(base, store)
+    spoken.open(0, "anna", whole_text=True)
+    spoken.say(0, TEXT, finish=True)
+    spoken.open(1, "anna")
+    spoken.say(1, TEXT, finish=True)
+    spoken.turns()
+    assert spoken.pcm(0) and spoken.pcm(1) and spoken.pcm(0) != spoken.pcm(1)
 
 
 @pytest.mark.parametrize(("seconds", "ref_text"), [(1.0, "calm voice ten nine one two three four"), (1.0, "ten"), (3.0, "ten nine"), (6.0, "ten")])

@@ -41,10 +41,10 @@ class TellingStages(Stages):
         self.eaten: dict[int, list[int]] = {}
         self.frames: dict[int, list[int]] = {}
 
-    def open(self, *arguments: object, **options: object) -> tuple[int, int]:
-        slot, rows = super().open(*arguments, **options)  # type: ignore[arg-type]
+    def begin(self, *arguments: object, **options: object) -> tuple[int, int]:
+        slot, pieces = super().begin(*arguments, **options)  # type: ignore[arg-type]
         self.eaten[slot], self.frames[slot] = [], []
-        return slot, rows
+        return slot, pieces
 
     def talker(self, rows: list[int]) -> list[int | None]:
         tokens: list[int | None] = []

@@ -26,12 +26,20 @@ from engine.messages import (
     Started,
     Welcome,
 )
-from engine.model.checkpoint import Checkpoint
+from engine.model.checkpoint import Checkpoint, load_checkpoint
+from engine.model.prompt import AUTO, build_prefix, whole_text_body
 from engine.scheduler import Stage
 from engine.stages import Stages
+from tests.conftest import FIXTURES
 
 ME = b"client"
 CONFIG = replace(LATENCY, slots=8, positions=256)
+
+
+@pytest.fixture(scope="session")
+def vd() -> Checkpoint:
+    """A VoiceDesign shape in miniature: it takes instructions."""
+    return load_checkpoint(FIXTURES / "checkpoints" / "vd17")
 
 
 class World:
@@ -96,7 +104,7 @@ def test_eight_at_once_share_launches_of_every_kind_and_all_complete(tiny: Check
     world.run()
     for number in range(8):
         assert isinstance(world.last(number), Done)
-    for stage in Stage:
+    for stage in (Stage.TALKER, Stage.PREDICTOR, Stage.CODEC):
         launches = [entry for entry in world.loop.trace if entry.stage is stage]
         assert max(len(entry.rows) for entry in launches) == 8
         # Those who had not sounded went first: until all have, no launch is without one.
@@ -419,3 +427,64 @@ def test_a_download_is_admitted_at_once(tiny: Checkpoint) -> None:
     world.open(3, "one two three", live=False, pace="file")
     world.loop.turn(world.now_s)
     assert isinstance(world.last(3), Started)
+
+
+def test_whole_text_speaks_what_the_reference_layout_does(tiny: Checkpoint) -> None:
+    """The request against the path that `conform` holds against the goldens, and the text in pieces against the text at once."""
+    text = "the quick brown fox jumps over the lazy dog"
+    greedy = Sampling(greedy=True)
+    asked, pieces, known = World(tiny, trim_onset=False), World(tiny, trim_onset=False, prefill_rows=3), World(tiny, trim_onset=False)
+    asked.open(1, text, whole_text=True, sampling=greedy)
+    asked.run()
+    pieces.open(1, whole_text=True, live=True, sampling=greedy)
+    for piece in ("the quick bro", "wn fox", " jumps over the lazy dog"):
+        pieces.append(1, piece)
+        pieces.run(0.5)
+    assert pieces.pcm(1).size == 0, "nothing is said before the text has ended"
+    pieces.loop.handle(ME, Finish(pieces.loop.epoch, 1), pieces.now_s)
+    pieces.run()
+
+    config, tokenizer = tiny.config, tiny.tokenizer
+    head, target = tokenizer.target(text)
+    prefix = build_prefix(config, tokenizer, voice=None, language=AUTO, instructions="", head=head, whole_text=True)
+    voice = known.loop.open_tokens(1, prefix, whole_text_body(config, target), greedy, 12, 0.0)
+    voice.utterance.text_closed = True
+    known.run()
+    assert voice.utterance.complete and known.pcm(1).size > 0
+    assert np.array_equal(asked.pcm(1), known.pcm(1))
+    # In other pieces a prompt rounds otherwise, so the last bit of a sample may differ.
+    assert np.abs(pieces.pcm(1).astype(int) - known.pcm(1)).max() <= 2
+    assert asked.done(1).text_until == len(text) and asked.stages.free_slots == CONFIG.slots
+    streamed = World(tiny, trim_onset=False)
+    streamed.open(1, text, sampling=greedy)
+    streamed.run()
+    assert not np.array_equal(streamed.pcm(1), asked.pcm(1)), "the layouts are not the same"
+
+
+def test_whole_text_longer_than_half_a_slot_goes_on_in_the_next_utterance(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    text = "one two three. " * 20
+    world.open(1, text, whole_text=True, max_frames=None)
+    world.run()
+    done = world.done(1)
+    assert done.reason == "length" and 0 < done.text_until < len(text) and text[: done.text_until].endswith(". ")
+
+
+def test_a_long_prompt_is_put_in_between_the_frames_of_those_who_are_heard(vd: Checkpoint) -> None:
+    world = World(vd, prefill_rows=4, positions=512, ahead_s=0.3)
+    world.open(1, "the quick brown fox jumps over the lazy dog", instructions="calm", max_frames=60)
+    for _ in range(40):
+        world.loop.turn(world.now_s)
+        world.now_s += 0.02
+    assert world.pcm(1).size
+    mark = len(world.loop.trace)
+    world.open(2, "one two three", instructions="a low and steady voice, " * 12, max_frames=5)
+    for _ in range(400):
+        world.loop.turn(world.now_s)
+        world.now_s += 0.02
+    fresh = list(world.loop.trace)[mark:]
+    pieces = [index for index, entry in enumerate(fresh) if entry.stage is Stage.PREFILL]
+    assert len(pieces) > 20 and all(fresh[index].rows == (2,) for index in pieces)
+    between = fresh[pieces[0] : pieces[-1]]
+    assert any(1 in entry.rows for entry in between), "the listener of the first waits for the whole prompt of the second"
+    assert isinstance(world.last(2), Done)

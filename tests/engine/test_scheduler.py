@@ -69,6 +69,16 @@ def test_nobody_is_served_who_is_far_enough_ahead() -> None:
     assert wake_s is not None and 0.5 < wake_s < 1.0
 
 
+def test_a_long_prompt_gives_way_to_a_listener_about_to_run_dry() -> None:
+    newcomer = utterance(3)
+    newcomer.prefill_left = 40
+    launch = pick(newcomer, utterance(1, issued=50, done=50, decoded=50, dry_s=101.0))
+    assert launch is not None and launch.stage is Stage.PREFILL and launch.rows == [newcomer]
+    late = utterance(2, issued=50, done=50, decoded=50, dry_s=100.005)
+    launch = pick(newcomer, late)
+    assert launch is not None and launch.stage is Stage.TALKER and launch.rows == [late]
+
+
 def test_a_download_fills_spare_time_only() -> None:
     file = utterance(1, issued=20, done=20, decoded=20, pace="file")
     live = utterance(2, issued=50, done=50, decoded=50, dry_s=100.5)

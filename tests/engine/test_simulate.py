@@ -21,6 +21,7 @@ CONFIG = replace(LATENCY, buckets=(1, 2, 4, 8), slots=8)
 def costs(scale: float = 1.0) -> StageCosts:
     """A device that makes speech about six times faster than it is heard, at `scale` 1."""
     made = StageCosts(CONFIG.buckets)
+    made.record(Stage.PREFILL, 1, 1, scale * 0.010)
     for rows in CONFIG.buckets:
         made.record(Stage.TALKER, rows, 1, scale * (0.003 + 0.0003 * rows))
         made.record(Stage.PREDICTOR, rows, 1, scale * (0.006 + 0.0005 * rows))
@@ -36,6 +37,7 @@ ARRIVALS = st.lists(
         frames=st.integers(1, 40),
         pace=st.sampled_from(["live", "live", "file"]),
         token_every_s=st.sampled_from([0.0, 0.0, 0.02, 0.2]),
+        prefill=st.sampled_from([0, 0, 1, 40]),
     ),
     min_size=1,
     max_size=9,
@@ -51,7 +53,9 @@ class Watched(Scheduler):
             assert 1 <= len(launch.rows) <= CONFIG.buckets[-1]
             assert len({id(u) for u in launch.rows}) == len(launch.rows)
             for u in launch.rows:
-                if launch.stage is Stage.TALKER:
+                if launch.stage is Stage.PREFILL:
+                    assert launch.rows == [u] and u.prefill_left
+                elif launch.stage is Stage.TALKER:
                     assert u.talker_ready
                 elif launch.stage is Stage.PREDICTOR:
                     assert u.predictor_ready

@@ -190,12 +190,13 @@ async def test_what_the_nari_benchmark_sends(gateway, engine: StandInEngine) -> 
         assert response.status == 200 and response.headers["Content-Type"] == "audio/pcm" and response.headers["x-sample-rate"] == "24000"
         assert await response.read() == made(engine)
     request = engine.utterances[0].request
-    assert (request.language, request.pace) == ("english", "live"), "its listeners hear it as it comes"
+    assert (request.language, request.pace, request.whole_text) == ("english", "live", False), "its listeners hear it as it comes"
     async with gateway.post(SPEECH, json=body | {"stream": False, "response_format": "wav", "non_streaming_mode": True}) as response:
         data = await response.read()
         assert response.headers["Content-Length"] == str(len(data)) == str(44 + 2 * len(TEXT) * SAMPLES_PER_CHAR)
     with wave.open(io.BytesIO(data)) as file:
         assert file.readframes(file.getnframes()) == made(engine)
+    assert engine.utterances[1].request.whole_text
     async with gateway.get("/health") as response:
         assert response.status == 200
 
