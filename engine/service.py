@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -61,6 +62,8 @@ def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None 
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.bind(endpoint)
     service = Service(socket, stages, config)
+    if trace is not None:
+        service.loop.trace = deque()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)
     try:
