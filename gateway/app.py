@@ -9,9 +9,13 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gateway.api import native, operations, speech
+from gateway.api import native, operations, speech, tokens
+from gateway.auth import Access
 from gateway.config import GatewayConfig
-from gateway.keys import CONFIG, ENGINES, PEERS, REQUESTS, SESSIONS
+from gateway.drain import Drain
+from gateway.keys import ACCESS, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, PEERS, REQUESTS, SESSIONS
+from gateway.limits import Callers
+from gateway.metrics import Metrics
 from gateway.pool import EnginePool
 from gateway.rtc import ice, whep
 from gateway.rtc.peers import Peers
@@ -27,7 +31,11 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app[CONFIG] = config
     app[ENGINES] = engines
-    app[SESSIONS] = Sessions(config, engines)
+    app[ACCESS] = Access(config)
+    app[CALLERS] = callers = Callers(config)
+    app[SESSIONS] = sessions = Sessions(config, engines)
+    app[DRAIN] = Drain(sessions, callers)
+    app[METRICS] = Metrics(sessions, callers, engines)
     app[PEERS] = Peers(config.connect_s)
     app[REQUESTS] = asyncio.Semaphore(config.max_requests)
     app.on_shutdown.append(_hang_up)
@@ -37,6 +45,7 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
             web.get("/v1/speech", native.speech),
             web.post("/v1/audio/speech", speech.speech),
             web.get("/v1/audio/voices", speech.voices),
+            web.post("/v1/tokens", tokens.create),
             web.get("/v1/models", speech.models),
             web.get("/v1/models/{name:.+}", speech.model),
             web.options(native.WHEP_PATH, whep.options),
@@ -48,6 +57,7 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
             web.delete(native.WHEP_PATH + "/{ident}", whep.hang_up),
             web.get("/health", operations.health),
             web.get("/ready", operations.ready),
+            web.get("/metrics", operations.metrics),
             web.get("/", page),
             web.get("/" + PAGE_FILES, page),
         ]

@@ -11,6 +11,8 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from gateway.rtc.turn import IceServer
+
 AudioFormat = Literal["pcm_s16le", "webrtc"]
 
 
@@ -71,11 +73,13 @@ CLIENT_EVENTS = (SessionUpdate, TextAppend, TextFlush, TextEnd, Cancel, Ping)
 
 
 class SessionCreated(msgspec.Struct, frozen=True, tag="session.created"):
-    """The first event. Whoever has `token` may listen to this session by posting an offer to `whep`."""
+    """The first event. Whoever has `token` may listen to this session by posting an offer to `whep`; `ice_servers` is what its
+    RTCPeerConnection needs to get through to the gateway."""
 
     session: str
     token: str
     whep: str
+    ice_servers: list[IceServer]
 
 
 class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):

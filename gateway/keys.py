@@ -6,7 +6,11 @@ import asyncio
 
 from aiohttp import web
 
+from gateway.auth import Access
 from gateway.config import GatewayConfig
+from gateway.drain import Drain
+from gateway.limits import Callers
+from gateway.metrics import Metrics
 from gateway.pool import EnginePool
 from gateway.rtc.peers import Peers
 from gateway.sessions import Sessions
@@ -16,4 +20,8 @@ ENGINES = web.AppKey("engines", EnginePool)
 SESSIONS = web.AppKey("sessions", Sessions)
 REQUESTS = web.AppKey("requests", asyncio.Semaphore)
 """Room for HTTP speech requests."""
+ACCESS = web.AppKey("access", Access)
+CALLERS = web.AppKey("callers", Callers)
+DRAIN = web.AppKey("drain", Drain)
+METRICS = web.AppKey("metrics", Metrics)
 PEERS = web.AppKey("peers", Peers)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine import EngineClient, EngineInfo, EngineUnavailable, EngineUtterance, SpeechRequest
+from engine import EngineClient, EngineInfo, EngineUnavailable, EngineUtterance, SpeechRequest, Stats
 from gateway.config import GatewayConfig
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class EnginePool:
     def __init__(self, config: GatewayConfig, command: Sequence[str] = COMMAND) -> None:
         self._config = config
         self._command = command
+        self.restarts = 0
+        """How often an engine was lost and started, or looked for, again."""
         self._client: EngineClient | None = None
         self._reason: str | None = "the engine is starting"
         self._ready = asyncio.Event()
@@ -48,6 +50,11 @@ class EnginePool:
     def info(self) -> EngineInfo:
         """What the engine speaks with. Raises EngineUnavailable."""
         return self._ready_client().info
+
+    @property
+    def stats(self) -> Stats | None:
+        """How the engine was doing a moment ago; None when there is none."""
+        return self._client.stats if self._client is not None and self.unready is None else None
 
     def open(self, request: SpeechRequest) -> EngineUtterance:
         """Begin an utterance. Raises EngineUnavailable."""
@@ -97,6 +104,7 @@ class EnginePool:
                 failures = 0
             pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
             failures += 1
+            self.restarts += 1
             log.error("%s; trying again in %g s", self._reason, pause_s)
             await asyncio.sleep(pause_s)
 
@@ -137,7 +145,8 @@ class EnginePool:
             self._client, self._reason = client, None
             self._ready.set()
             log.info("engine ready: %s on %s", client.info.model, client.info.device)
-            while client.alive:  # noqa: ASYNC110 - silence is no event one could wait for
+            while client.alive:
+                client.inspect()
                 await asyncio.sleep(LOOK_EVERY_S)
             self._reason = "the engine does not answer"
         except EngineUnavailable as error:

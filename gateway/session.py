@@ -32,6 +32,7 @@ from gateway.events import (
     UtteranceStarted,
 )
 from gateway.filter import TextFilter, Verbatim
+from gateway.logs import UTTERANCE
 from gateway.media.line import AudioSocket, Line, OpusLine, PcmLine
 from gateway.media.opus import RATE
 from gateway.media.tap import Tap
@@ -218,6 +219,7 @@ class Session:
         self._maker = self._own(asyncio.create_task(self._make(utterance), name=f"make-{self.ident}-{utterance.number}"))
 
     async def _make(self, utterance: Utterance) -> None:
+        UTTERANCE.set(utterance.number)
         try:
             try:
                 await self._speak(utterance)
@@ -331,6 +333,11 @@ class Session:
         self._line.playout.forget(utterance.number)
 
     # Lifetime
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being spoken, or waits to be."""
+        return bool(self._waiting or self._live)
 
     def hang_up(self) -> None:
         """Ask the client to go, for the gateway is stopping."""

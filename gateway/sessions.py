@@ -28,6 +28,28 @@ class Sessions:
         self._engines = engines
         self._encoders = ThreadPoolExecutor(config.encoder_threads, thread_name_prefix="opus")
         self._open: dict[str, Session] = {}
+        self._underruns = self._stalls = 0
+        """Of sessions that are over."""
+
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    @property
+    def listeners(self) -> int:
+        """How many have a WebRTC listener attached."""
+        return sum(session.media.attached for session in self._open.values())
+
+    @property
+    def underruns(self) -> int:
+        """How often a listener has run dry because the engine was late."""
+        return self._underruns + sum(session.media.underruns for session in self._open.values())
+
+    @property
+    def stalls(self) -> int:
+        """How often a listener has run dry because this process was late."""
+        return self._stalls + sum(session.media.stalls for session in self._open.values())
 
     @property
     def full(self) -> bool:
@@ -55,13 +77,21 @@ class Sessions:
 
     async def close(self, session: Session) -> None:
         """End one session."""
-        self._open.pop(session.ident, None)
+        if self._open.pop(session.ident, None) is not None:
+            self._underruns += session.media.underruns
+            self._stalls += session.media.stalls
         await session.close()
 
     def hang_up(self) -> None:
         """Ask all clients to go; their sessions end as their sockets close."""
         for session in self._open.values():
             session.hang_up()
+
+    def hang_up_silent(self) -> None:
+        """Ask those clients to go that have nothing to wait for."""
+        for session in self._open.values():
+            if not session.busy:
+                session.hang_up()
 
     async def close_all(self) -> None:
         """End all sessions and the encoder threads."""

@@ -19,10 +19,12 @@ from aiohttp import web
 from engine import AudioChunk, Done, EngineError, EngineUnavailable, Overloaded, RequestRefused, SpeechRequest, UtteranceFailed, is_speakable
 from gateway.api.speech_body import OPENAI_VOICES, ApiError, SpeechBody, blamed, decode, find_model, model_names
 from gateway.filter import Verbatim
-from gateway.keys import CONFIG, ENGINES, REQUESTS
+from gateway.keys import ACCESS, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, REQUESTS
+from gateway.logs import REQUEST
 from gateway.media.container import Container, container
 from gateway.media.opus import RATE
 from gateway.pool import EnginePool
+from gateway.refusal import Refusal
 from gateway.script import Script
 from gateway.text import Cleaner
 
@@ -40,20 +42,26 @@ def shaped(handler: Handler) -> Handler:
 
     async def wrapped(request: web.Request) -> web.StreamResponse:
         request[REQUEST_ID] = f"req_{uuid.uuid4().hex}"
+        REQUEST.set(request[REQUEST_ID])
         try:
+            request[CALLER] = request.app[ACCESS].caller(request)
             return await handler(request)
+        except Refusal as error:
+            refusal = _shaped(error)
         except EngineError as error:
             refusal = _refusal(error)
         except ApiError as error:
             refusal = error
         except web.HTTPRequestEntityTooLarge:
             refusal = ApiError.invalid(None, "request_too_large", f"the body is larger than {request.client_max_size} bytes", status=413)
+        request.app[METRICS].refused(refusal.code)
         return web.json_response(refusal.body, status=refusal.status, headers=refusal.headers | {"x-request-id": request[REQUEST_ID]})
 
     return wrapped
 
 
 REQUEST_ID = web.RequestKey("request_id", str)
+CALLER = web.RequestKey("caller", str)
 
 
 @shaped
@@ -72,8 +80,11 @@ async def speech(request: web.Request) -> web.StreamResponse:
     if room.locked():
         what = f"{request.app[CONFIG].max_requests} speech requests are open; try again soon"
         raise ApiError(429, "rate_limit_error", "too_many_requests", what, retry_after_s=RETRY_AFTER_S)
+    request.app[DRAIN].check()
     async with room:
-        return await _while_connected(request, _answer(request, body, _Speech(engines, asked, script.said)))
+        with request.app[CALLERS].opened(request[CALLER], time.monotonic()) as caller:
+            caller.spend(len(body.input), time.monotonic())
+            return await _while_connected(request, _answer(request, body, _Speech(engines, asked, script.said)))
 
 
 class _Speech:
@@ -116,6 +127,7 @@ class _Speech:
 
 async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> web.StreamResponse:
     chunks = speech.pcm()
+    begun_s = time.monotonic()
     try:
         if body.whole:
             return await _in_one_piece(request, body, chunks)
@@ -123,6 +135,7 @@ async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> we
             first = await anext(chunks)
         except StopAsyncIteration:
             raise UtteranceFailed("the engine made no sound") from None
+        request.app[METRICS].spoke(time.monotonic() - begun_s)
         file = await asyncio.to_thread(container, body.response_format)
         sse = body.stream_format == "sse"
         headers = _headers(request) | {"Content-Type": "text/event-stream" if sse else file.content_type, "Cache-Control": "no-cache"}
@@ -222,6 +235,11 @@ async def _while_connected(request: web.Request, work: Coroutine[Any, Any, web.S
         # Nobody is there to read it.
         return web.Response(status=499, reason="Client Closed Request")
     return task.result()
+
+
+def _shaped(refusal: Refusal) -> ApiError:
+    kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(refusal.status, "server_error")
+    return ApiError(refusal.status, kind, refusal.code, str(refusal), retry_after_s=refusal.retry_after_s)
 
 
 def _refusal(error: EngineError) -> ApiError:

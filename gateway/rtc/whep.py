@@ -4,13 +4,17 @@ One listener a session: a second one replaces the first. No ICE restart, so no E
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gateway.keys import PEERS, SESSIONS
+from gateway.keys import CONFIG, PEERS, SESSIONS
+from gateway.logs import SESSION
 from gateway.rtc.offer import BadOffer
 from gateway.rtc.peer import IceRestart, Peer
+from gateway.rtc.turn import ice_servers
+from gateway.session import Session
 from gateway.sessions import BadToken, NoSuchSession
 
 SDP = "application/sdp"
@@ -56,8 +60,11 @@ class Refused(Exception):
 
 @cross_origin
 async def options(request: web.Request) -> web.Response:
-    """OPTIONS: the preflight."""
-    return web.Response(headers={"Accept-Post": SDP, "Accept-Patch": TRICKLE})
+    """OPTIONS: the preflight; with a listen token, also where the ICE servers are."""
+    response = web.Response(headers={"Accept-Post": SDP, "Accept-Patch": TRICKLE})
+    if "Authorization" in request.headers:
+        _link(request, response, _session(request))
+    return response
 
 
 @cross_origin
@@ -71,17 +78,18 @@ async def offer(request: web.Request) -> web.Response:
     """POST /v1/whep: listen to a session."""
     if request.content_type != SDP:
         raise Refused(415, f"the body must be {SDP}", {"Accept-Post": SDP})
+    session = _session(request)
+    SESSION.set(session.ident)
     try:
-        session = request.app[SESSIONS].by_token(_token(request))
         ident, answer = await request.app[PEERS].add(session, await _text(request))
-    except BadToken as error:
-        raise Refused(401, error, {"WWW-Authenticate": "Bearer"}) from error
     except NoSuchSession as error:
         raise Refused(404, error) from error
     except BadOffer as error:
         raise Refused(400, error) from error
     location = str(request.app.router["whep-listener"].url_for(ident=ident))
-    return web.Response(status=201, text=answer, content_type=SDP, headers={"Location": location})
+    response = web.Response(status=201, text=answer, content_type=SDP, headers={"Location": location})
+    _link(request, response, session)
+    return response
 
 
 @cross_origin
@@ -104,6 +112,21 @@ async def hang_up(request: web.Request) -> web.Response:
     """DELETE /v1/whep/ID: stop listening; the session goes on."""
     await _peer(request).close()
     return web.Response()
+
+
+def _session(request: web.Request) -> Session:
+    try:
+        return request.app[SESSIONS].by_token(_token(request))
+    except BadToken as error:
+        raise Refused(401, error, {"WWW-Authenticate": "Bearer"}) from error
+    except NoSuchSession as error:
+        raise Refused(404, error) from error
+
+
+def _link(request: web.Request, response: web.Response, session: Session) -> None:
+    """Tell the listener of the ICE servers."""
+    for server in ice_servers(request.app[CONFIG], session.ident, time.time()):
+        response.headers.add("Link", server.link)
 
 
 def _peer(request: web.Request) -> Peer:

@@ -36,10 +36,14 @@ from engine.messages import (
     Failed,
     Finish,
     Hello,
+    Inspect,
     Open,
     Playback,
     SpeechRequest,
+    StageCost,
+    StageStats,
     Started,
+    Stats,
     Welcome,
     decode_command,
     encode,
@@ -137,6 +141,11 @@ class StandInEngine:
             command = decode_command.decode(frame)
             if isinstance(command, Hello):
                 self._send(peer, Welcome(self._epoch, self.info))
+                continue
+            if isinstance(command, Inspect):
+                stages = [StageStats("codec", {1: 3, 4: 2}, 0.5)]
+                costs = [StageCost("talker", 2, 1, 0.004)]
+                self._send(peer, Stats(self._epoch, 16, len(self._by_number), 0, stages, costs, [0.0, 1.0], [1, 4, 2], 3.5))
                 continue
             if command.epoch != self._epoch:
                 self._send(peer, Failed(command.epoch, command.utterance, "engine_unavailable", "another engine's epoch", True))
