@@ -32,7 +32,7 @@ clean:
 
 .PHONY: system
 system:
-	@tools/debian-packages chromium=chromium espeak-ng=espeak-ng sox=sox
+	@tools/debian-packages chromium=chromium espeak-ng=espeak-ng sox=sox turnserver=coturn
 
 # torch goes first and by its pin: a plain requirement would take the newest build, with gigabytes of CUDA libraries.
 $(VENV)/.run: pyproject.toml constraints.txt

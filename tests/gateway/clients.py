@@ -66,9 +66,9 @@ class Listener:
 
     aiortc's jitter buffer hands out a packet when four later ones are there: the last 80 ms come out with the next utterance."""
 
-    def __init__(self, client: TestClient[web.Request, web.Application]) -> None:
+    def __init__(self, client: TestClient[web.Request, web.Application], configuration: RTCConfiguration | None = None) -> None:
         self.client = client
-        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.connection = RTCPeerConnection(configuration or RTCConfiguration(iceServers=[]))
         self.arrivals: list[tuple[float, int]] = []
         """Packets of speech; those of the silence between are in `silences`."""
         self.silences: list[tuple[float, int]] = []
