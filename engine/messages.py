@@ -61,6 +61,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     samples_per_frame: int
     max_text_chars: int
     device: str
+    takes_instructions: bool = False
+    """Whether instructions change how it speaks."""
 
 
 # Commands: client to engine

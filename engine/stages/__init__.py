@@ -60,6 +60,7 @@ class Stages:
             samples_per_frame=config.codec.samples_per_frame,
             max_text_chars=self.config.max_text_chars,
             device=str(self.slots.hidden.device),
+            takes_instructions=config.takes_instructions,
         )
 
     @property

@@ -20,7 +20,8 @@ async def ready(request: web.Request) -> web.Response:
     if reason is not None:
         return web.json_response({"ready": False, "reason": reason}, status=503, headers={"Retry-After": "1"})
     info = engines.info
-    return web.json_response({"ready": True, "model": info.model, "voices": info.voices, "languages": info.languages, "device": info.device})
+    speaks = {"model": info.model, "voices": info.voices, "languages": info.languages, "instructions": info.takes_instructions}
+    return web.json_response({"ready": True, **speaks, "device": info.device})
 
 
 async def metrics(request: web.Request) -> web.Response:
