@@ -14,12 +14,15 @@ import msgspec
 from gateway.rtc.turn import IceServer
 
 AudioFormat = Literal["pcm_s16le", "webrtc"]
+Pace = Literal["live", "file"]
 
 
 class Audio(msgspec.Struct, frozen=True):
-    """How the session is heard: raw 24 kHz mono PCM in this WebSocket's binary frames, or Opus to the WHEP listener."""
+    """How the session is heard: raw 24 kHz mono PCM in this WebSocket's binary frames, or Opus to the WHEP listener. `pace` "file" is
+    for PCM that nobody waits for: as fast as live listeners leave room for it, and not only a few seconds ahead of hearing."""
 
     format: AudioFormat
+    pace: Pace = "live"
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -204,6 +207,7 @@ def _explain(message: str, error: msgspec.ValidationError) -> EventError:
         return EventError("malformed_event", "an event is a JSON object with a string `type`")
     if name not in _names:
         return EventError("unknown_event", f"no event is called {name[:60]!r}; known: {', '.join(_names)}")
-    # The only choice there is.
-    valid = f"; valid: {', '.join(get_args(AudioFormat))}" if "enum value" in str(error) else ""
+    # The two choices there are.
+    choices = get_args(Pace) if "audio.pace" in str(error) else get_args(AudioFormat)
+    valid = f"; valid: {', '.join(choices)}" if "enum value" in str(error) else ""
     return EventError("invalid_event", f"{name}: {str(error).replace('`$.', '`')}{valid}")

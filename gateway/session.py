@@ -241,7 +241,7 @@ class Session:
             utterance.reason = "empty"
             return
         settings = utterance.settings
-        request = SpeechRequest(settings.voice, settings.language, settings.instructions, text_rate=self._rate.chars_per_s)
+        request = SpeechRequest(settings.voice, settings.language, settings.instructions, pace=settings.audio.pace, text_rate=self._rate.chars_per_s)
         engine = self._engines.open(request)
         utterance.begin(engine)
         begun_s = time.monotonic()

@@ -29,6 +29,8 @@ class Settings(msgspec.Struct, frozen=True):
         instructions = self.instructions if update.instructions is None else update.instructions
         if len(instructions) > max_chars:
             raise EventError("text_too_long", f"instructions: at most {max_chars} characters, these have {len(instructions)}; shorten them")
+        if update.audio is not None and (update.audio.format, update.audio.pace) == ("webrtc", "file"):
+            raise EventError("invalid_event", "audio.pace: file is for pcm_s16le; a WebRTC listener hears at the pace of time, leave it out")
         voice = self.voice if update.voice is None else listed_voice(update.voice, info)
         language = self.language if update.language is None else listed_language(update.language, info)
         return Settings(voice, language, instructions, update.audio or self.audio, update.text or self.text)

@@ -154,8 +154,9 @@ async def open_demo(tmp_path: Path) -> AsyncIterator[OpenDemo]:
         pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium")
     async with async_playwright() as playwright, AsyncExitStack() as stack:
         watch = stack.enter_context(StallWatch())
+        # Without its content security policy, which forbids the eval that Playwright waits with; test_demo.py tests the policy.
         context = await playwright.chromium.launch_persistent_context(
-            tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=FLAGS, accept_downloads=True
+            tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=FLAGS, accept_downloads=True, bypass_csp=True
         )
         demos: list[Demo] = []
 
