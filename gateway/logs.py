@@ -23,6 +23,11 @@ def configure(form: Literal["text", "json"]) -> None:
     logging.getLogger("aioice").setLevel(logging.WARNING)
 
 
+def quiet() -> None:
+    """Only what has gone wrong, for a command whose output is another."""
+    logging.getLogger().setLevel(logging.WARNING)
+
+
 def places(record: logging.LogRecord) -> dict[str, str | int]:
     """Where a record belongs: by its `extra`, or else by the task that wrote it."""
     found = {name: getattr(record, name, None) or variable.get() for name, variable in _PLACES.items()}

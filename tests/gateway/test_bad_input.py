@@ -66,6 +66,10 @@ async def test_a_wrong_audio_format_lists_the_valid(connect) -> None:
     speaker = await connect()
     await speaker.send("session.update", audio={"format": "mp3"})
     assert (await speaker.event("error"))["message"] == ("session.update: Invalid enum value 'mp3' - at `audio.format`; valid: pcm_s16le, webrtc")
+    await speaker.send("session.update", audio={"format": "pcm_s16le", "pace": "brisk"})
+    assert (await speaker.event("error"))["message"] == ("session.update: Invalid enum value 'brisk' - at `audio.pace`; valid: live, file")
+    await speaker.send("session.update", audio={"format": "webrtc", "pace": "file"})
+    assert (await speaker.event("error"))["message"].startswith("audio.pace: file is for pcm_s16le")
 
 
 async def test_text_before_session_update(connect, engine: StandInEngine) -> None:
@@ -78,7 +82,7 @@ async def test_text_before_session_update(connect, engine: StandInEngine) -> Non
     await speaker.send("ping")
     await speaker.event("pong")
     await speaker.send("session.update")
-    assert (await speaker.event("session.updated"))["audio"] == {"format": "pcm_s16le"}
+    assert (await speaker.event("session.updated"))["audio"] == {"format": "pcm_s16le", "pace": "live"}
     await works(speaker)
 
 
