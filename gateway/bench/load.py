@@ -23,6 +23,8 @@ LOOK_S = 0.010
 LATE_S = 0.005
 """A client that is later than this, for one in a hundred of its duties, is too busy for what it measures."""
 BUSY = 0.85
+FROZEN_S = 0.050
+"""Once is enough: what came meanwhile counts as late, and where it was short of, as an underrun."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Health(msgspec.Struct):
 
     @property
     def was_late(self) -> bool:
-        return max(self.late_ms.p99, self.lag_ms.p99) > LATE_S * 1000 or self.core > BUSY
+        return max(self.late_ms.p99, self.lag_ms.p99) > LATE_S * 1000 or self.lag_ms.most > FROZEN_S * 1000 or self.core > BUSY
 
 
 @dataclass
@@ -166,7 +168,7 @@ class _Run:
         """Somebody who has the next text spoken when the last has been heard. Numbers go up by 1,000,000 a text."""
         at_s, turn = begin.at_s, 0
         while at_s < self.share.until_s:
-            await self._sleep_until(at_s)
+            await self._sleep_until(at_s - PREPARE_S)
             text = self.share.texts[(begin.number + turn) % len(self.share.texts)]
             listener = await self._one(http, Request(begin.number + 1_000_000 * turn, at_s, text))
             # Who was refused tries again in a second.

@@ -57,10 +57,12 @@ def remarks(report: Report) -> list[str]:
     found = []
     for run in report.runs:
         if run.client_was_late:
-            worst = max(run.health, key=lambda health: max(health.late_ms.p99, health.lag_ms.p99, health.core))
+            late = max(health.late_ms.p99 for health in run.health)
+            lag, most = (max(values) for values in zip(*((health.lag_ms.p99, health.lag_ms.most) for health in run.health), strict=True))
+            core = max(health.core for health in run.health)
             found.append(
-                f"{run.name}: the client itself was late (sent {worst.late_ms.p99:.1f} ms late and looked {worst.lag_ms.p99:.1f} ms late at p99, "
-                f"{worst.core:.0%} of a core), so these figures are its own in part; use more than --clients {run.clients}, or a quieter machine"
+                f"{run.name}: the client itself was late (at p99 it sent {late:.1f} ms late and looked {lag:.1f} ms late, once {most:.0f} ms; "
+                f"{core:.0%} of a core), so these figures are its own in part; use more than --clients {run.clients}, or a quieter machine"
             )
         whys: dict[str, int] = {}
         for outcome in run.requests:

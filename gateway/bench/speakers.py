@@ -17,7 +17,7 @@ from gateway.bench.listener import Listener
 from gateway.bench.outcome import Outcome
 
 REFUSALS = {429, 503}
-REFUSAL_CODES = {"overloaded", "too_many_requests", "too_many_sessions", "rate_limited"}
+REFUSAL_CODES = {"overloaded", "too_many_sessions", "too_many_utterances", "rate_limited", "text_rate_limited", "draining"}
 TIMEOUT_S = 120.0
 WORD_S = 0.010
 """Between two words of a text that is still being written."""

@@ -119,6 +119,11 @@ def test_the_sentences_are_what_figures_were_measured_with() -> None:
     assert zlib.crc32("\n".join(sentences()).encode()) == 1974206597
 
 
-@pytest.mark.parametrize(("late", "lag", "core", "was"), [(1, 1, 0.5, False), (9, 1, 0.5, True), (1, 9, 0.5, True), (1, 1, 0.95, True)])
-def test_a_client_is_late_when_it_sends_or_looks_late_or_has_no_core_left(late: float, lag: float, core: float, was: bool) -> None:
-    assert Health(Spread(0, 0, late, late), Spread(0, 0, lag, lag), core).was_late == was
+@pytest.mark.parametrize(
+    ("late", "lag", "most", "core", "was"),
+    [(1, 1, 20, 0.5, False), (9, 1, 20, 0.5, True), (1, 9, 20, 0.5, True), (1, 1, 90, 0.5, True), (1, 1, 20, 0.95, True)],
+)
+def test_a_client_is_late_when_it_sends_or_looks_late_or_stands_still_or_has_no_core_left(
+    late: float, lag: float, most: float, core: float, was: bool
+) -> None:
+    assert Health(Spread(0, 0, late, late), Spread(0, 0, lag, most), core).was_late == was
