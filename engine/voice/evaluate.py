@@ -5,8 +5,7 @@
 
     streamed  all text appended at once, streaming layout: the Talker is given one text token a frame
     live      the same layout, text appended word by word at --rate; what the engine breaks off goes on in a next utterance
-    whole     whole-text layout: the Talker is given all text before its first frame. No request of the engine's API asks for it (one
-              that is not live is spoken in the streaming layout, sample for sample), so the engine's stages are driven here
+    whole     whole-text layout: the Talker is given all text before its first frame
     teacher   the voice it was trained on
     copy      the teacher's speech through the codec; needs --encoder, the training run that has `encoder.part*`
 
@@ -38,14 +37,13 @@ from engine.messages import AudioChunk, Done, Sampling, SpeechRequest
 from engine.voice.judge import POSITIONS, SAMPLE_RATE, Audio, Recogniser, Score, Sentence, read_sentences
 
 HERE = Path(__file__).parent
-STREAMING = ("streamed", "live")
-KINDS = (*STREAMING, "whole", "teacher", "copy")
+SPOKEN = ("streamed", "live", "whole")
+KINDS = (*SPOKEN, "teacher", "copy")
 RATE = 40.0
 """Characters a second of an LLM that writes about ten tokens a second, somewhat faster than speech."""
 SEED_STRIDE = 100_000
 BROKEN_OFF = ("idle", "length")
 """Why an utterance may end before its text does: that came too slowly, or is longer than one utterance can be."""
-CHUNK_FRAMES = 8
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ async def speak(client: EngineClient, text: str, kind: str, sampling: Sampling, 
     begun_s, first_s, ran_away, at, pieces = time.monotonic(), None, False, 0, 0
     pcm: list[bytes] = []
     while at < len(text):
-        utterance = client.open(SpeechRequest(sampling=sampling))
+        utterance = client.open(SpeechRequest(sampling=sampling, whole_text=kind == "whole"))
         writer = asyncio.create_task(write(utterance, text[at:], begun_s + at / rate, rate if kind == "live" else None))
         pieces += 1
         done = None
@@ -212,45 +210,6 @@ async def by_engine(
     return used_s
 
 
-def whole_text(voice: str) -> Callable[[str, Sampling], Spoken]:
-    """Speech in the whole-text layout, by the stages of an engine in this process."""
-    import torch
-
-    from engine.config import LATENCY
-    from engine.guard import SPARE_S, longest_s
-    from engine.model.checkpoint import load_checkpoint
-    from engine.model.hub import resolve_model
-    from engine.model.prompt import AUTO, build_prefix, whole_text_body
-    from engine.stages import Stages
-
-    torch.set_num_threads(1)
-    checkpoint = load_checkpoint(resolve_model(voice))
-    stages, config = Stages(checkpoint, LATENCY), checkpoint.config
-    stages.warm_up()
-
-    def spoken(text: str, sampling: Sampling) -> Spoken:
-        begun_s = time.monotonic()
-        head, target = checkpoint.tokenizer.target(text)
-        prefix = build_prefix(config, checkpoint.tokenizer, voice=None, language=AUTO, instructions="", head=head, whole_text=True)
-        slot, _ = stages.open(prefix, sampling, sampling.seed or 0, may_end=True, body=whole_text_body(config, target))
-        most, frames, ended = round((longest_s(text) + SPARE_S) * config.codec.sample_rate / config.codec.samples_per_frame), 0, False
-        first_s, pcm = 0.0, []
-        decoded = 0
-        while not ended:
-            ended = frames == most or stages.talker([slot])[0] is None
-            if not ended:
-                stages.predictor([slot])
-                frames += 1
-            if frames > decoded and (ended or decoded == 0 or frames - decoded == CHUNK_FRAMES):
-                pcm += stages.codec([slot], [decoded], frames - decoded)
-                first_s, decoded = first_s or time.monotonic() - begun_s, frames
-        stages.close(slot)
-        samples = np.concatenate([part for part in pcm if part is not None] or [np.zeros(0, np.int16)])
-        return Spoken(samples.astype(np.float32) / np.float32(32768), frames == most, first_s)
-
-    return spoken
-
-
 def teacher() -> Callable[[str], Audio]:
     """The teacher's speech of a text, as training heard it."""
     from hibari import Hibari
@@ -295,23 +254,13 @@ async def run(arguments: argparse.Namespace, sampling: Sampling) -> None:
     def say(lines: Iterator[str]) -> None:
         print("\n".join(lines), flush=True)
 
-    if "whole" in arguments.what:
-        spoken = whole_text(arguments.voice)
-        for seed in arguments.seeds:
-            own, used_s = judge(f"whole seed {seed}"), 0.0
-            for number, sentence in enumerate(tqdm(sentences, desc="whole", disable=None)):
-                before_s = time.thread_time()
-                said = spoken(sentence.text, seeded(sampling, seed, number))
-                used_s += time.thread_time() - before_s
-                own.hear(sentence, said)
-            say(own.report(used_s))
     for kind in (kind for kind in arguments.what if kind in ("teacher", "copy")):
         made, copied, own = teacher(), copier(arguments.voice, arguments.encoder) if kind == "copy" else None, judge(kind)
         for sentence in tqdm(sentences, desc=kind, disable=None):
             audio = made(sentence.text)
             own.hear(sentence, Spoken(audio if copied is None else copied(audio)))
         say(own.report(0.0))
-    kinds = [kind for kind in arguments.what if kind in STREAMING]
+    kinds = [kind for kind in arguments.what if kind in SPOKEN]
     if kinds:
         async with engine(arguments.voice) as (client, pid):
             for kind in kinds:
