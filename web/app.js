@@ -1,36 +1,64 @@
-// The demo page: what is typed is spoken, and what was heard is listed.
+// The demo page: what is typed, or written by a language model, is spoken, and what was heard is shown.
 
+import { Author } from "./author.js";
+import { Captions } from "./captions.js";
+import { Holder } from "./holder.js";
+import { Journal } from "./journal.js";
+import { languageHint, named } from "./languages.js";
+import { lettersIn } from "./letters.js";
 import { LiveLine } from "./line.js";
+import { Microphone } from "./microphone.js";
+import { Receiver } from "./receiver.js";
 import { Recorder } from "./recorder.js";
-import { endOfLetters } from "./sent.js";
-import { Session } from "./vivavoce.js";
+import { seconds, TextTimes, Trace } from "./trace.js";
+import { Session, VivavoceError } from "./vivavoce.js";
 
 const SAMPLES = [
   "The harbour was quiet, and the lamps went out one by one.",
   "Good morning! Your table is ready by the window.",
   "First the kettle, then the cups, and last of all the story you promised.",
 ];
-const WORD_MS = 70; // a sample arrives word by word, as a language model would write it
+const SAMPLE_SPEED = { tokensPerSecond: 20, pauseS: 0 };
+const READ_EVERY_MS = 200;
+const HINT_AFTER_MS = 400;
+const PASSES = new Set(["autoplay-blocked", "listener-replaced"]); // problems that speech alone does not end
 
 const $ = (id) => document.getElementById(id);
 const line = new LiveLine($("line"));
+const holder = new Holder();
+const author = new Author();
 const recorder = new Recorder();
+const microphone = new Microphone();
+const captions = new Captions($("utterances"));
+const journal = new Journal($("events"));
 const wanted = new URLSearchParams(location.search); // ?voice=…&language=… to start with
 
 /** @type {Session | null} */
 let session = null;
-/** Rows of the list by utterance number; "pending" is what no utterance has begun to say. @type {Map<number | "pending", HTMLLIElement>} */
-const rows = new Map();
-let sample = 0;
+/** Of this session's utterances. @type {Map<import("./vivavoce.js").Utterance, Trace>} */
+let traces = new Map();
+let times = new TextTimes();
+let receiver = new Receiver();
+/** @type {import("./receiver.js").Reading} */
+let reading = { bufferMs: null, underruns: 0 };
+let underruns = 0;
+/** First sounds of all utterances that followed none, in ms. @type {number[]} */
+const firstSounds = [];
+/** The utterances that say the author's latest text; null: what is said was typed. @type {Set<Trace> | null} */
+let authored = null;
+let offered = { languages: [] };
 
 // -- connecting -------------------------------------------------------------------------------------------------------
 
 $("connect").onclick = () => (session ? session.close() : connect());
 
 async function connect() {
-  session = new Session({ voice: wanted.get("voice") ?? undefined, language: wanted.get("language") ?? undefined, audio: $("speaker") });
+  const voice = wanted.get("voice") ?? ($("voice").value || undefined);
+  const language = wanted.get("language") ?? ($("language").value || undefined);
+  session = new Session({ voice, language, instructions: $("instructions").value || undefined, audio: $("speaker") });
   hideProblem();
-  rows.clear();
+  [traces, times, receiver, authored] = [new Map(), new TextTimes(), new Receiver(), null];
+  journal.start();
   listen(session);
   try {
     await session.connect();
@@ -44,154 +72,294 @@ async function connect() {
 /** @param {Session} session */
 function listen(session) {
   session.on("state", ({ state }) => showState(state));
-  session.on("updated", showChoices);
-  session.on("text", ({ text }) => showPending(text));
-  session.on("started", ({ utterance }) => claimRow(utterance));
-  session.on("heard", ({ utterance }) => showUtterance(utterance));
-  session.on("progress", ({ utterance }) => showUtterance(utterance));
-  session.on("done", ({ utterance }) => showUtterance(utterance));
-  session.on("cancelled", ({ utterance }) => showUtterance(utterance));
+  session.on("updated", (choices) => {
+    showChoices(choices);
+    journal.add("updated", `voice ${choices.voice ?? "none"}, language ${choices.language}`);
+  });
+  session.on("text", ({ text }) => captions.pending(text));
+  session.on("started", ({ utterance }) => onStarted(utterance));
+  session.on("heard", ({ utterance }) => onHeard(utterance));
+  session.on("progress", ({ utterance }) => note(trace(utterance), utterance.spokenMs));
+  session.on("done", ({ utterance, reason }) => onDone(utterance, reason));
+  session.on("cancelled", ({ utterance }) => onCancelled(utterance));
   session.on("error", ({ error }) => showProblem(error));
+  for (const type of ["text", "started", "done", "cancelled"]) session.on(type, tidyUp);
 }
 
 /** @param {import("./vivavoce.js").State} state */
 function showState(state) {
   const words = { idle: "Not connected", connecting: "Connecting…", ready: "Connected", closed: "Not connected" };
+  journal.add(state, state === "ready" ? `session ${session.id}` : "");
   $("state").textContent = words[state];
   document.body.dataset.state = state;
   $("connect").textContent = state === "ready" ? "Disconnect" : state === "connecting" ? "Give up" : "Connect";
   $("connect").classList.toggle("primary", state === "closed");
-  for (const control of document.querySelectorAll("#line, #voice, #language, #stop, #samples button")) control.disabled = state !== "ready";
+  for (const control of document.querySelectorAll("#line, #samples button, #sim-write, #chat-ask")) control.disabled = state !== "ready";
   line.field.placeholder = state === "ready" ? "Type here" : "Press Connect, then type here";
-  if (state !== "closed") return;
-  session = null;
-  sample++;
-  line.clear();
-  rows.get("pending")?.remove();
+  if (state === "closed") {
+    session = null;
+    forget();
+    captions.pending("");
+  }
+  tidyUp();
 }
 
-// -- typing -----------------------------------------------------------------------------------------------------------
+// -- writing ----------------------------------------------------------------------------------------------------------
 
-line.ontext = (text) => session?.append(text);
-line.onenter = flush;
-line.onescape = stop;
-$("stop").onclick = stop;
-
-function flush() {
+line.ontext = (text) => {
+  author.stop();
+  authored = null;
+  holder.type(text);
+  tidyUp();
+};
+line.onenter = () => {
+  holder.release(false);
   session?.flush();
   line.clear();
+};
+holder.onclause = (text, complete) => {
+  send(text);
+  if (complete) session?.flush();
+};
+author.ontext = send;
+author.oncomplete = () => session?.end();
+author.onchange = tidyUp;
+
+/** @param {string} text */
+function send(text) {
+  if (session?.state !== "ready") return;
+  times.add(text, performance.now());
+  session.append(text);
+  journal.add("text", JSON.stringify(text));
 }
 
-function stop() {
-  sample++;
-  session?.cancel();
-  line.clear();
-  line.field.focus();
+/** Clears the way for a text of its own, and has it written. @param {() => Promise<void>} write */
+async function dictate(write) {
+  stop();
+  hideProblem();
+  authored = new Set();
+  try {
+    await write();
+  } catch (error) {
+    showProblem(error);
+  }
 }
 
 for (const text of SAMPLES) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = text;
-  button.disabled = true;
-  button.onclick = () => write(text);
+  const button = Object.assign(document.createElement("button"), { type: "button", textContent: text, disabled: true });
+  button.onclick = () => dictate(() => author.pretend(text, SAMPLE_SPEED));
   $("samples").append(button);
 }
 
-/** @param {string} text */
-async function write(text) {
-  const mine = ++sample;
+$("sim-write").onclick = () =>
+  dictate(() => author.pretend($("sim-text").value, { tokensPerSecond: Math.max(1, $("sim-rate").valueAsNumber || 20), pauseS: $("sim-pause").valueAsNumber || 0 }));
+
+$("chat-ask").onclick = () => {
+  const question = $("chat-question").value.trim();
+  if (question) dictate(() => author.answer(question, { base: $("chat-base").value, model: $("chat-model").value, key: $("chat-key").value }));
+};
+$("chat-question").onkeydown = (event) => event.key === "Enter" && !event.isComposing && $("chat-ask").click();
+
+// -- stopping ---------------------------------------------------------------------------------------------------------
+
+const speaking = () => [...traces.keys()].some((utterance) => utterance.state === "speaking");
+const busy = () => session?.state === "ready" && (author.writing || holder.held.trim() !== "" || session.pendingText.trim() !== "" || speaking());
+
+$("stop").onclick = stop;
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.isComposing || !busy()) return;
+  event.preventDefault();
+  stop();
+});
+
+/** Silence, and everything unsaid is forgotten. */
+function stop() {
+  const wasBusy = busy();
+  if (document.activeElement === $("stop")) line.field.focus();
+  forget();
+  if (!wasBusy) return;
+  journal.add("cancel");
+  session.cancel();
+  if (authored) tellAuthor();
+  tidyUp();
+}
+
+function forget() {
+  author.stop();
+  holder.clear();
   line.clear();
-  line.field.focus();
-  for (const word of text.match(/\S+\s*/g)) {
-    if (sample !== mine) return;
-    line.append(word);
-    await new Promise((resolve) => setTimeout(resolve, WORD_MS));
+}
+
+/** What can be stopped, and what the line still has to show, follow from what is going on. */
+function tidyUp() {
+  if (session?.state === "ready") {
+    const said = [...traces.keys()].filter((utterance) => utterance.state === "speaking").map((utterance) => utterance.text);
+    line.keep(lettersIn(said.join("") + session.pendingText + holder.held));
   }
-  if (sample === mine) flush();
+  const idle = !busy();
+  if (idle && document.activeElement === $("stop")) line.field.focus();
+  $("stop").disabled = idle;
+}
+
+// -- the microphone ---------------------------------------------------------------------------------------------------
+
+$("microphone").onclick = async () => {
+  if (microphone.on) {
+    microphone.stop();
+  } else {
+    try {
+      await microphone.start();
+      hideProblem();
+    } catch (error) {
+      showProblem(error);
+    }
+  }
+  showMicrophone();
+};
+microphone.onspeech = () => {
+  journal.add("microphone", busy() ? "somebody speaks up" : "somebody speaks");
+  if (busy()) stop();
+};
+microphone.onlost = showMicrophone;
+
+function showMicrophone() {
+  $("microphone").setAttribute("aria-pressed", String(microphone.on));
+  $("microphone-rule").hidden = !microphone.on;
 }
 
 // -- voices -----------------------------------------------------------------------------------------------------------
 
+/** Before there is a session: what the gateway would speak with. */
+async function offer() {
+  const answer = await fetch("ready", { cache: "no-store" }).catch(() => null);
+  if (!answer?.ok) return;
+  const { voices, languages, instructions } = await answer.json();
+  $("instructions-label").hidden = !instructions;
+  if (!session) showChoices({ voice: wanted.get("voice") ?? voices[0], language: wanted.get("language") ?? "auto", voices, languages });
+}
+
 function showChoices({ voice, language, voices, languages }) {
+  offered = { languages };
   fill($("voice"), voices, voice);
   fill($("language"), languages, language);
 }
 
-/** @param {HTMLSelectElement} select @param {string[]} names @param {string} chosen */
+/** @param {HTMLSelectElement} select @param {string[]} names @param {string | null} chosen */
 function fill(select, names, chosen) {
-  select.replaceChildren(...names.map((name) => new Option(name.replaceAll("_", " ").replace(/^./, (c) => c.toUpperCase()), name)));
-  select.value = chosen;
+  select.replaceChildren(...names.map((name) => new Option(named(name), name)));
+  if (chosen !== null) select.value = chosen;
+  select.disabled = names.length === 0;
 }
 
-for (const id of ["voice", "language"]) {
+for (const id of ["voice", "language", "instructions"]) {
   $(id).onchange = async () => {
+    wanted.delete(id);
+    hint();
+    if (session?.state !== "ready") return;
     try {
       await session.update({ [id]: $(id).value });
       hideProblem();
     } catch (error) {
-      $(id).value = session?.[id] ?? "";
+      if (session && id in session) $(id).value = session[id] ?? "";
       showProblem(error);
     }
   };
 }
 
+let hintTimer = 0;
+function hint() {
+  const text = line.field.value;
+  clearTimeout(hintTimer);
+  hintTimer = setTimeout(() => ($("hint").textContent = languageHint(text, offered.languages, $("language").value)), HINT_AFTER_MS);
+}
+line.field.addEventListener("input", hint);
+
 // -- what was heard ---------------------------------------------------------------------------------------------------
 
-/** @param {number | "pending"} key */
-function row(key) {
-  if (!rows.has(key)) {
-    const item = document.createElement("li");
-    item.append(document.createElement("p"), document.createElement("small"));
-    $("utterances").prepend(item);
-    $("nothing").hidden = true;
-    rows.set(key, item);
-  }
-  return rows.get(key);
-}
-
-/** @param {string} text */
-function showPending(text) {
-  if (text.trim()) return paint(row("pending"), "pending", "", text, "Sent");
-  rows.get("pending")?.remove();
-  rows.delete("pending");
-}
-
-/** What was pending is now being said. @param {import("./vivavoce.js").Utterance} utterance */
-function claimRow(utterance) {
-  const pending = rows.get("pending");
-  if (pending) {
-    rows.delete("pending");
-    rows.set(utterance.id, pending);
-  }
-  showUtterance(utterance);
+/** @param {import("./vivavoce.js").Utterance} utterance */
+function trace(utterance) {
+  if (!traces.has(utterance)) traces.set(utterance, new Trace(utterance));
+  return traces.get(utterance);
 }
 
 /** @param {import("./vivavoce.js").Utterance} utterance */
-function showUtterance(utterance) {
-  const { id, state, text, spokenText, ttfaMs, gatewayTtfaMs, followed, durationMs, heardMs } = utterance;
-  const facts = [];
-  if (state === "speaking") facts.push("Speaking");
-  if (state === "done") facts.push(utterance.broken ? `Broken off after ${seconds(durationMs)}` : `${seconds(durationMs)} long`);
-  if (state === "cancelled") facts.push(`Stopped, heard ${seconds(heardMs)}`);
-  if (followed) facts.push("followed the one before");
-  else if (ttfaMs !== null) facts.push(`first sound after ${Math.round(ttfaMs)} ms (gateway ${Math.round(gatewayTtfaMs)} ms)`);
-  const said = endOfLetters(text, spokenText.replace(/\s/g, "").length);
-  paint(row(id), state, text.slice(0, said), text.slice(said), facts.join(" · "));
+function onStarted(utterance) {
+  if (!PASSES.has($("problem").dataset.code)) hideProblem();
+  authored?.add(trace(utterance));
+  journal.add("started", `utterance ${utterance.id}, gateway ${Math.round(utterance.gatewayTtfaMs)} ms`);
+  show(trace(utterance));
 }
 
-/** @param {HTMLLIElement} item */
-function paint(item, state, said, unsaid, facts) {
-  item.dataset.state = state;
-  const mark = document.createElement("mark");
-  mark.textContent = said;
-  const rest = document.createElement("span");
-  rest.textContent = unsaid;
-  item.firstChild.replaceChildren(mark, rest);
-  item.lastChild.textContent = facts;
+/** @param {import("./vivavoce.js").Utterance} utterance */
+function onHeard(utterance) {
+  trace(utterance).heardAt = performance.now();
+  if (!utterance.followed) firstSounds.push(utterance.ttfaMs);
+  journal.add("heard", `utterance ${utterance.id}, first sound after ${Math.round(utterance.ttfaMs)} ms`);
+  note(trace(utterance), utterance.spokenMs);
 }
 
-const seconds = (ms) => `${((ms ?? 0) / 1000).toFixed(1)} s`;
+/** @param {import("./vivavoce.js").Utterance} utterance @param {string} reason */
+function onDone(utterance, reason) {
+  journal.add("done", `utterance ${utterance.id} (${reason}), ${seconds(utterance.durationMs)}`);
+  note(trace(utterance), Math.max(0, utterance.durationMs - (reading.bufferMs ?? 0)));
+  end(trace(utterance), performance.now() + (reading.bufferMs ?? 0), utterance.durationMs);
+}
+
+/** @param {import("./vivavoce.js").Utterance} utterance */
+function onCancelled(utterance) {
+  journal.add("cancelled", `utterance ${utterance.id}, heard ${seconds(utterance.heardMs)}: ${JSON.stringify(utterance.spokenText)}`);
+  if (authored?.has(trace(utterance))) tellAuthor();
+  end(trace(utterance), performance.now(), utterance.heardMs);
+}
+
+/** The author was broken into: it is told how much of its text was heard. */
+function tellAuthor() {
+  author.interrupted([...(authored ?? [])].map(({ utterance }) => utterance.spokenText.trim()).filter(Boolean).join(" "));
+}
+
+/** @param {Trace} trace @param {number} heardMs */
+function note(trace, heardMs) {
+  const at = performance.now();
+  const sentMs = reading.bufferMs === null ? null : heardMs + reading.bufferMs;
+  trace.moments.push({ at, heardMs, sentMs, madeMs: null, bufferMs: reading.bufferMs, dryAt: reading.bufferMs === null ? null : at + reading.bufferMs });
+  show(trace);
+}
+
+/** @param {Trace} trace @param {number} at @param {number} heardMs */
+function end(trace, at, heardMs) {
+  trace.moments.push({ at, heardMs, sentMs: heardMs, madeMs: heardMs, bufferMs: 0, dryAt: at });
+  trace.endedAt = at;
+  show(trace);
+}
+
+/** @param {Trace} trace */
+function show(trace) {
+  if (trace.utterance.state !== "cancelled") trace.text = times.of(trace.utterance.text, session?.pendingText ?? "");
+  captions.show(trace);
+  showFigures();
+}
+
+function showFigures() {
+  const middle = firstSounds.toSorted((a, b) => a - b)[firstSounds.length >> 1];
+  const first = firstSounds.length ? `First sound after ${Math.round(middle)} ms${firstSounds.length > 1 ? ` (median of ${firstSounds.length})` : ""} · ` : "";
+  const buffer = reading.bufferMs === null ? "" : ` · listener’s buffer ${Math.round(reading.bufferMs)} ms`;
+  $("figures").textContent = `${first}${underruns || "no"} underrun${underruns === 1 ? "" : "s"}${buffer}`.replace(/^n/, "N");
+  $("legend").hidden = false;
+}
+
+setInterval(async () => {
+  if (session?.state !== "ready") return;
+  const mine = receiver;
+  const counters = await session.stats();
+  if (mine !== receiver) return;
+  reading = receiver.read(counters);
+  const now = [...traces.values()].find(({ utterance, heardAt }) => utterance.state === "speaking" && heardAt !== null);
+  if (!now) return;
+  now.underruns += reading.underruns;
+  underruns += reading.underruns;
+  if (reading.underruns) journal.add("underrun", `utterance ${now.utterance.id}`);
+  showFigures();
+}, READ_EVERY_MS);
 
 // -- level and recording ----------------------------------------------------------------------------------------------
 
@@ -200,6 +368,7 @@ function drawLevel() {
   const loudness = session?.tap ? Math.max(0, 1 + Math.log10(session.tap.level + 1e-6) / 2.2) : 0; // -44 dBFS to full scale
   shown = Math.max(loudness, shown * 0.9);
   $("level").style.scale = `${shown.toFixed(3)} 1`;
+  $("microphone").dataset.speaking = String(microphone.speaking);
   const empty = recorder.seconds === 0;
   if ($("save").disabled !== empty) $("save").disabled = empty;
   requestAnimationFrame(drawLevel);
@@ -216,19 +385,26 @@ $("save").onclick = () => {
 
 // -- errors -----------------------------------------------------------------------------------------------------------
 
-/** @param {import("./errors.js").VivavoceError} error */
+/** @param {VivavoceError} error */
 function showProblem({ code, message, remedy }) {
+  journal.add("error", `${code}: ${message}`);
   $("problem").dataset.code = code;
   $("problem-message").textContent = message;
   $("problem-remedy").textContent = remedy ?? "";
+  $("hear").hidden = code !== "autoplay-blocked";
   $("problem").hidden = false;
-  if (code === "autoplay-blocked") addEventListener("click", () => session?.resume().then(hideProblem), { once: true });
 }
 
 function hideProblem() {
   $("problem").hidden = true;
+  delete $("problem").dataset.code;
 }
 
+$("hear").onclick = async () => {
+  hideProblem();
+  await session?.resume();
+};
 $("problem-close").onclick = hideProblem;
 
-window.vivavoce = { recorder, line, get session() { return session; } }; // for the console and the tests
+offer();
+window.vivavoce = { recorder, line, microphone, get session() { return session; } }; // for the console and the tests

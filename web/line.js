@@ -1,11 +1,12 @@
-// The live line: a text field from which every letter leaves as it is typed, and which can therefore only grow.
+// The live line: a text field from which every letter leaves as it is typed, so that nothing in it can be changed.
+
+import { endOfLetters, lettersIn } from "./letters.js";
 
 /** Makes a textarea append-only. Input methods compose freely; what they compose is sent when they are done. */
 export class LiveLine {
   /** @type {(text: string) => void} new text, to be sent */
   ontext = () => {};
   onenter = () => {};
-  onescape = () => {};
 
   #sent = "";
   #composing = false;
@@ -24,10 +25,9 @@ export class LiveLine {
       this.#reconcile();
     });
     field.addEventListener("keydown", (event) => {
-      if (event.isComposing || (event.key !== "Enter" && event.key !== "Escape")) return;
+      if (event.isComposing || event.key !== "Enter") return;
       event.preventDefault();
-      if (event.key === "Enter") this.onenter();
-      else this.onescape();
+      this.onenter();
     });
   }
 
@@ -39,6 +39,14 @@ export class LiveLine {
 
   clear() {
     this.#sent = this.field.value = "";
+  }
+
+  /** Lets go of its beginning, which has been said. @param {number} letters how many at its end are still to be said; white space is none */
+  keep(letters) {
+    const said = lettersIn(this.#sent) - letters;
+    if (this.#composing || said <= 0 || this.field.value !== this.#sent) return;
+    this.#sent = this.field.value = this.#sent.slice(endOfLetters(this.#sent, said)).trimStart();
+    this.#caretToEnd();
   }
 
   /** @param {InputEvent} event */

@@ -12,7 +12,7 @@ import sys
 import threading
 import wave
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +34,8 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--autoplay-policy=no-user-gesture-required",
 ]
+AUTOPLAY = "--autoplay-policy=no-user-gesture-required"
 # Nearly all of it voiced: Opus keeps such a waveform to 0.99, and that of an s or a sh only to 0.8.
 KNOWN_SENTENCE = "Arrows were lowered all around our yellow wagon."
 START_S = 60.0
@@ -147,16 +147,22 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 OpenDemo = Callable[[str], Awaitable[Demo]]
 
 
-@pytest.fixture
-async def open_demo(tmp_path: Path) -> AsyncIterator[OpenDemo]:
-    """`await open_demo(url)`: the page in a new tab."""
+@asynccontextmanager
+async def tabs(profile: Path, *flags: str, autoplay: bool = True, bypass_csp: bool = True) -> AsyncIterator[OpenDemo]:
+    """`await open_demo(url)`: the page in a new tab of a Chromium of its own. No script of the page may have failed in the end.
+
+    By default without the page's content security policy, which forbids the eval that Playwright waits for functions with."""
     if shutil.which(CHROMIUM) is None:
         pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium")
     async with async_playwright() as playwright, AsyncExitStack() as stack:
         watch = stack.enter_context(StallWatch())
-        # Without its content security policy, which forbids the eval that Playwright waits with; test_demo.py tests the policy.
         context = await playwright.chromium.launch_persistent_context(
-            tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=FLAGS, accept_downloads=True, bypass_csp=True
+            profile,
+            executable_path=CHROMIUM,
+            headless=True,
+            args=[*FLAGS, *flags, *([AUTOPLAY] if autoplay else [])],
+            accept_downloads=True,
+            bypass_csp=bypass_csp,
         )
         demos: list[Demo] = []
 
@@ -169,3 +175,10 @@ async def open_demo(tmp_path: Path) -> AsyncIterator[OpenDemo]:
         yield open_one
         await context.close()
         assert [fault for demo in demos for fault in demo.faults] == []
+
+
+@pytest.fixture
+async def open_demo(tmp_path: Path) -> AsyncIterator[OpenDemo]:
+    """See `tabs`."""
+    async with tabs(tmp_path / "profile") as open_one:
+        yield open_one
