@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine.admission import FORECAST_GRACE_S
 from engine.config import LATENCY
-from engine.scheduler import Launch, Scheduler, Stage, StageCosts
+from engine.request import Utterance
+from engine.scheduler import Launch, ReadyWork, Scheduler, Stage, StageCosts
 from engine.simulate import POLICIES, Arrival, Durations, FirstCome, percentile, poisson, simulate
 
 SOAK = int(os.environ.get("VIVAVOCE_SOAK", "1"))
@@ -47,8 +49,32 @@ ARRIVALS = st.lists(
 class Watched(Scheduler):
     """The real scheduler, each launch looked at before it leaves."""
 
-    def pick(self, now_s: float, utterances: object) -> Launch | None:
-        launch = super().pick(now_s, utterances)  # type: ignore[arg-type]
+    def must_be_right(self, launch: Launch | None, work: list[ReadyWork]) -> None:
+        """The anchor is whom design 3.5 names, at the work it needs next."""
+        late = [item for item in work if item.utterance.has_sounded and item.slack <= 0]
+        silent = [item for item in work if not item.utterance.has_sounded]
+        near = [item for item in work if item.slack < self.config.ahead_s]
+        if late:
+            allowed = [item for item in late if item.dry_at == min(other.dry_at for other in late)]
+        elif silent:
+            allowed = [item for item in silent if item.utterance.arrived_s == min(other.utterance.arrived_s for other in silent)]
+            allowed = [item for item in allowed if item.stage == max(other.stage for other in allowed)]
+        elif near:
+            allowed = [item for item in near if item.slack == min(other.slack for other in near)]
+        else:
+            allowed = [item for item in work if not item.utterance.live]
+        if launch is None:
+            assert not allowed, "there is work, and nobody is served"
+        else:
+            assert any((item.utterance, item.stage, item.frames) == (launch.rows[0], launch.stage, launch.frames) for item in allowed)
+
+    def pick(self, now_s: float, utterances: Iterable[Utterance]) -> Launch | None:
+        everyone = list(utterances)
+        # Before the pick, which learns from it how many rows are usual.
+        self._least = self.least_chunk()
+        work = [item for item in (self.ready(u, now_s) for u in everyone) if item is not None]
+        launch = super().pick(now_s, everyone)
+        self.must_be_right(launch, work)
         if launch is not None:
             assert 1 <= len(launch.rows) <= CONFIG.buckets[-1]
             assert len({id(u) for u in launch.rows}) == len(launch.rows)
