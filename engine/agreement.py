@@ -1,7 +1,7 @@
 """Does the simulator tell the truth? The same requests, at the same moments, to an engine process on this machine and to the simulator.
 
-`python -m engine simulate --check` first has the engine speak alone and in company, and takes from its trace what launches and the host
-cost here; from these costs alone the simulator then foretells runs it has not seen."""
+`python -m engine simulate --check` first has the engine speak at several loads, and takes from its trace what launches and the host cost
+here; from these costs alone the simulator then foretells runs it has not seen, at other loads."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TEXTS = (
     "The next one goes from platform four, and you have to change once on the way.",
     "Thank you for calling, and please stay on the line while I look for your order in our books.",
 )
-COMPANIES = (1, 1, 2, 3, 4, 6, 8, 12, 16)
-COMPANY_S = 8.0
-"""So many utterances at once, a company every so many seconds: the launches from which costs are taken."""
+COST_RATES = (0.5, 1.5, 2.5, 4.0)
+COST_S = 40.0
+"""Requests a second, one rate after the other for so long: the launches from which costs are taken."""
 
 
 @dataclass
@@ -71,7 +71,8 @@ class Measured(Durations):
 def check(model: str | Path, config: EngineConfig, rates: Sequence[float], seconds: float = 120.0) -> str:
     """A table, as Markdown, of what was foretold and what was met at each rate. `config` is the profile "latency", which the engine
     process takes."""
-    met = _meet(model, [Arrival(COMPANY_S * turn, 0) for turn, size in enumerate(COMPANIES) for _ in range(size)])
+    loads = [poisson(rate, COST_S, seed=number) for number, rate in enumerate(COST_RATES)]
+    met = _meet(model, [Arrival(COST_S * number + arrival.at_s, 0) for number, load in enumerate(loads) for arrival in load])
     costs = StageCosts(config.buckets, mean_over=1_000_000)
     kinds: dict[tuple[Stage, int, int], list[float]] = defaultdict(list)
     for entry in met.trace:
@@ -80,7 +81,7 @@ def check(model: str | Path, config: EngineConfig, rates: Sequence[float], secon
         costs.record(stage, rows, frames, statistics.fmean(taken_s))
     durations = Measured(met.trace, costs)
     lines = [
-        f"costs from {len(met.trace)} launches of {len(met.outcomes)} utterances in companies of {min(COMPANIES)} to {max(COMPANIES)}",
+        f"costs from {len(met.trace)} launches of {len(met.outcomes)} utterances at {', '.join(f'{rate:g}' for rate in COST_RATES)} requests a second",
         "",
         "| requests/s | requests | device busy | TTFA p50 ms, met | foretold | TTFA p95 ms, met | foretold | error "
         "| with a gap, met | foretold | refused, met | foretold |",
