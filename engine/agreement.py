@@ -81,7 +81,7 @@ def check(model: str | Path, config: EngineConfig, rates: Sequence[float], secon
         costs.record(stage, rows, frames, statistics.fmean(taken_s))
     durations = Measured(met.trace, costs)
     lines = [
-        f"costs from {len(met.trace)} launches of {len(met.outcomes)} utterances at {', '.join(f'{rate:g}' for rate in COST_RATES)} requests a second",
+        f"costs from {len(met.trace)} launches of {len(met.outcomes)} utterances at {', '.join(map(str, COST_RATES))} requests a second",
         "",
         "| requests/s | requests | device busy | TTFA p50 ms, met | foretold | TTFA p95 ms, met | foretold | error "
         "| with a gap, met | foretold | refused, met | foretold |",
