@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import aioice.stun
 import aioice.turn
@@ -23,12 +24,14 @@ from aiortc import RTCConfiguration, RTCIceServer, RTCIceTransportPolicy
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.pool import EnginePool
+from gateway.rtc.ice import host_addresses
 from gateway.rtc.turn import ice_servers
 from tests.gateway.clients import Listener, Speaker
 from tests.gateway.conftest import Client, Server
 from tests.gateway.matching import align
 from tests.gateway.stand_in import StandInEngine
 
+CONF = Path(__file__).parents[2] / "deploy" / "coturn" / "turnserver.conf"
 SECRET = "a secret of gateway and relay"
 LINK = re.compile(
     r'<(?P<urls>[^>]+)>; rel="ice-server"(?:; username="(?P<username>[^"]+)"; credential="(?P<credential>[^"]+)"; credential-type="password")?'
@@ -43,9 +46,17 @@ def relay() -> Iterator[int]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ["-n", "--listening-ip=127.0.0.1", "--relay-ip=127.0.0.1", f"--listening-port={port}", "--realm=vivavoce", "--no-tls", "--no-dtls"]
-    options += ["--use-auth-secret", f"--static-auth-secret={SECRET}", "--allow-loopback-peers", "--no-cli", "--pidfile=", "--log-file=stdout"]
-    process = subprocess.Popen([server, *options, "--userdb=:memory:"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # As deploy/compose.yaml starts it, but for the addresses.
+    options = ["-c", str(CONF), f"--static-auth-secret={SECRET}", *(f"--allowed-peer-ip={address}" for address in host_addresses(True, False))]
+    options += [
+        "--listening-ip=127.0.0.1",
+        "--relay-ip=127.0.0.1",
+        f"--listening-port={port}",
+        "--allow-loopback-peers",
+        "--pidfile=",
+        "--userdb=:memory:",
+    ]
+    process = subprocess.Popen([server, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
         yield port
