@@ -23,11 +23,11 @@ from gateway.bench.load import Progress, Request, Share, poisson, warm_up
 from gateway.bench.outcome import Summary
 from gateway.bench.report import Report, Run, page, remarks, table
 from gateway.bench.sentences import MEAN, sentences
-from gateway.bench.speakers import Target
+from gateway.bench.speakers import MODES, Target
 
 USUAL_AUDIO_S = 0.07 * MEAN
-RAMP_S = 5.0
-"""Over which live listeners come in."""
+RAMP_S, RAMP_SHARE = 5.0, 0.25
+"""Over which live listeners come in, and at most this share of their run."""
 STREAMS_S = 60.0
 LONG_S, LONG_RATE = 120.0, 1.0
 """At so few requests a second a run is as long as this, so that there are enough."""
@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Load a running server as listeners would, and say what they heard and when: requests at each --rate, or --streams listeners.",
     )
     parser.add_argument("--url", default="http://127.0.0.1:8808", help="the server; any with OpenAI's speech API will do (default: %(default)s)")
-    parser.add_argument("--mode", choices=("http", "socket"), default="http", help="whole text by HTTP, or a word every 10 ms by our WebSocket")
+    parser.add_argument(
+        "--mode", choices=MODES, default="http", help="whole text by HTTP; or a word every 10 ms by our WebSocket, heard there or by WebRTC"
+    )
     parser.add_argument("--rate", type=_positive, nargs="+", default=[], help="requests a second; each is a run of its own (default: 1 10 20)")
     parser.add_argument("--streams", type=_count, nargs="+", default=[], help="live listeners at once; each is a run of its own")
     parser.add_argument("--seconds", type=_positive, help="length of a run (default: 120 for rates up to 1, else 60)")
@@ -101,19 +103,20 @@ def _bench(arguments: argparse.Namespace, command: str) -> Report:
     for streams in arguments.streams:
         seconds = arguments.seconds or STREAMS_S
         # Each begins at another text, so that they do not all say the same.
-        listeners = [Request(number, RAMP_S * number / streams, "") for number in range(streams)]
-        share = Share(target, 0.0, (), listeners, texts, RAMP_S + seconds, keep_pcm=judge is not None)
+        ramp_s = min(RAMP_S, RAMP_SHARE * seconds)
+        listeners = [Request(number, ramp_s * number / streams, "") for number in range(streams)]
+        share = Share(target, 0.0, (), listeners, texts, ramp_s + seconds, keep_pcm=judge is not None)
         shares.append((f"{streams} live listeners", seconds, streams, share))
     report = Report(command, f"{datetime.datetime.now():%Y-%m-%d %H:%M}", target.url, _machine(), [], arguments.dollars_per_hour)
     for name, seconds, streams, share in shares:
         count = arguments.clients or crew.processes(streams)
-        results = crew.run(share, count, Bar(name, len(share.requests), RAMP_S + seconds))
+        results = crew.run(share, count, Bar(name, len(share.requests), share.until_s))
         outcomes = sorted((outcome for result in results for outcome in result.outcomes), key=lambda outcome: outcome.sent_s)
         if share.listeners:
-            outcomes = [outcome for outcome in outcomes if outcome.sent_s >= RAMP_S]
+            outcomes = [outcome for outcome in outcomes if outcome.sent_s >= share.until_s - seconds]
         run = Run(name, target.mode, seconds, count, Summary.of(outcomes), [result.health for result in results], outcomes)
         if judge is not None:
-            run.heard = judge(outcomes, {number: pcm for result in results for number, pcm in result.pcm.items()}, target.sample_rate)
+            run.heard = judge(outcomes, {number: pcm for result in results for number, pcm in result.pcm.items()}, target.heard_rate)
         report.runs.append(run)
     return report
 

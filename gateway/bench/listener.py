@@ -1,4 +1,4 @@
-"""Listener: what somebody hears of PCM that arrives in pieces, who plays the first sample the moment it comes. Pure; time comes in as `at_s`."""
+"""Listener: what somebody hears of PCM that arrives in pieces. Pure; time comes in as `at_s`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ IN_A_ROW = 2
 
 
 class Listener:
-    """Feed s16le mono to `hear` in order. Times are those of the caller's clock; None is what has not happened."""
+    """Feed s16le mono to `hear` in order. The first sample is played the moment it comes, or `buffer_s` later. Times are those of the
+    caller's clock; None is what has not happened."""
 
-    def __init__(self, sample_rate: int) -> None:
+    def __init__(self, sample_rate: int, buffer_s: float = 0.0, *, keep: bool = False) -> None:
+        self.kept = bytearray() if keep else None
+        """All that came, if it is wanted."""
         self.first_s: float | None = None
         """When the first byte came."""
         self.audible_s: float | None = None
@@ -31,6 +34,7 @@ class Listener:
         """When all that has come will have been heard."""
         self.bytes = 0
         self._rate = sample_rate
+        self._buffer_s = buffer_s
         self._window, self._hop = round(WINDOW_S * sample_rate), round(HOP_S * sample_rate)
         self._level = 32768.0 * math.pow(10.0, AUDIBLE_DBFS / 20.0)
         self._unheard = bytearray()
@@ -44,7 +48,8 @@ class Listener:
         if not pcm:
             return
         if self.first_s is None:
-            self.first_s = self.dry_s = at_s
+            self.first_s = at_s
+            self.dry_s = at_s + self._buffer_s
         elif at_s > self.dry_s:
             self.underruns += 1
             self.gap_s += at_s - self.dry_s
@@ -52,6 +57,8 @@ class Listener:
         self.dry_s += len(pcm) / 2 / self._rate
         self.bytes += len(pcm)
         self.last_s = at_s
+        if self.kept is not None:
+            self.kept += pcm
         if self.audible_s is None:
             self._unheard += pcm
             self._look(at_s)

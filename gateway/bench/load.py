@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.bench.listener import Listener
 from gateway.bench.outcome import Outcome, Spread
-from gateway.bench.speakers import TIMEOUT_S, HttpSpeaker, SocketSpeaker, Speaker, Target
+from gateway.bench.speakers import TIMEOUT_S, HttpSpeaker, Session, SocketSpeaker, Speaker, Target
 
 PREPARE_S = 0.5
 """How long before its time a request's session is opened."""
@@ -109,7 +109,7 @@ class _Run:
         self.pcm: dict[int, bytes] = {}
         self._late: list[float] = []
         self._lags: list[float] = []
-        self._idle: list[aiohttp.ClientWebSocketResponse] = []
+        self._idle: list[Session] = []
 
     async def run(self) -> Result:
         busy_s, begun_s = time.process_time(), time.monotonic()
@@ -126,8 +126,8 @@ class _Run:
                         tasks.create_task(self._listen(http, listener))
             finally:
                 watch.cancel()
-                for socket in self._idle:
-                    await socket.close()
+                for session in self._idle:
+                    await session.close()
         core = (time.process_time() - busy_s) / (time.monotonic() - begun_s)
         outcomes = sorted(self.outcomes, key=lambda outcome: outcome.number)
         return Result(outcomes, Health(Spread.of(self._late), Spread.of(self._lags), core), self.pcm)
@@ -135,10 +135,7 @@ class _Run:
     async def _one(self, http: aiohttp.ClientSession, request: Request) -> Listener:
         """One request at its time, whatever comes of it."""
         outcome = Outcome(request.number, request.text, request.at_s, request.at_s)
-        listener = Listener(self.share.target.sample_rate)
-        kept = bytearray()
-        if self.share.keep_pcm:
-            listener = _Keeping(self.share.target.sample_rate, kept)
+        listener = self.share.target.listener(keep=self.share.keep_pcm)
         sent_s = self.share.begin_s + request.at_s
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -158,8 +155,8 @@ class _Run:
             outcome.status, outcome.why = "failed", f"{type(error).__name__}: {error}"
         outcome.heard(listener, sent_s, max(sent_s, listener.last_s if outcome.status == "ok" and listener.last_s else time.monotonic()))
         self.outcomes.append(outcome)
-        if self.share.keep_pcm:
-            self.pcm[request.number] = bytes(kept)
+        if listener.kept is not None:
+            self.pcm[request.number] = bytes(listener.kept)
         self.progress.ended += 1
         self.progress.bad += not outcome.clean
         return listener
@@ -192,13 +189,3 @@ class _Run:
             due_s = time.monotonic() + LOOK_S
             await asyncio.sleep(LOOK_S)
             self._lags.append(time.monotonic() - due_s)
-
-
-class _Keeping(Listener):
-    def __init__(self, sample_rate: int, kept: bytearray) -> None:
-        super().__init__(sample_rate)
-        self._kept = kept
-
-    def hear(self, pcm: bytes, at_s: float) -> None:
-        self._kept += pcm
-        super().hear(pcm, at_s)

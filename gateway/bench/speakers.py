@@ -1,4 +1,5 @@
-"""The two ways to ask for speech: an HTTP request whose answer streams PCM, and this gateway's WebSocket with text word by word."""
+"""The ways to ask for speech: an HTTP request whose answer streams PCM, and this gateway's WebSocket with text word by word, heard as PCM
+on the same socket or by WebRTC."""
 
 from __future__ import annotations
 
@@ -9,23 +10,31 @@ import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 
 from gateway.bench.listener import Listener
 from gateway.bench.outcome import Outcome
 
+if TYPE_CHECKING:
+    from gateway.bench.ear import Ear
+
+MODES = ("http", "socket", "webrtc")
 REFUSALS = {429, 503}
 REFUSAL_CODES = {"overloaded", "too_many_sessions", "too_many_utterances", "rate_limited", "text_rate_limited", "draining"}
 TIMEOUT_S = 120.0
 WORD_S = 0.010
 """Between two words of a text that is still being written."""
+JITTER_S = 0.060
+"""What a WebRTC listener buffers before it plays: packets leave in time for one that has 40 ms, and a network adds its own."""
+LAST_S = 0.050
+"""Packets may come so long after the event that says they have left."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and what is asked of it. `body` is added to each HTTP request."""
+    """A server, and what is asked of it. `body` is added to each HTTP request, `sample_rate` is that of its PCM."""
 
     url: str
     mode: str = "http"
@@ -38,6 +47,15 @@ class Target:
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    @property
+    def heard_rate(self) -> int:
+        """Of what listeners are given, Hz."""
+        return 48_000 if self.mode == "webrtc" else self.sample_rate
+
+    def listener(self, *, keep: bool = False) -> Listener:
+        """Somebody to hear an answer."""
+        return Listener(self.heard_rate, JITTER_S if self.mode == "webrtc" else 0.0, keep=keep)
 
 
 class Speaker(Protocol):
@@ -74,59 +92,99 @@ class HttpSpeaker:
         outcome.status = "ok"
 
 
-class SocketSpeaker:
-    """The native protocol: one session speaks one text at a time, and is kept for the next."""
+@dataclass(eq=False)
+class Session:
+    """An open session of the native protocol, and who hears it by WebRTC."""
 
-    def __init__(self, http: aiohttp.ClientSession, target: Target, idle: list[aiohttp.ClientWebSocketResponse]) -> None:
+    socket: aiohttp.ClientWebSocketResponse
+    ear: Ear | None = None
+
+    async def close(self) -> None:
+        await self.socket.close()
+        if self.ear is not None:
+            await self.ear.close()
+
+
+class SocketSpeaker:
+    """The native protocol: one session speaks one text at a time, and is kept among `idle` for the next."""
+
+    def __init__(self, http: aiohttp.ClientSession, target: Target, idle: list[Session]) -> None:
         self._http = http
         self._target = target
         self._idle = idle
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._session: Session | None = None
 
     async def prepare(self) -> None:
         """A session that is set up, from those that are idle or a new one."""
-        while self._idle:
-            socket = self._idle.pop()
-            if not socket.closed:
-                self._socket = socket
-                return
-        socket = await self._http.ws_connect(f"{self._target.url}/v1/speech", headers=self._target.headers, max_msg_size=0)
-        update: dict[str, Any] = {"type": "session.update", "audio": {"format": "pcm_s16le"}}
-        await socket.send_json(update | ({"voice": self._target.voice} if self._target.voice else {}))
-        async for event in _events(socket, Listener(self._target.sample_rate)):
-            if event["type"] == "session.updated":
-                break
-            if event["type"] == "error":
-                await socket.close()
-                raise aiohttp.ClientError(f"{event['code']}: {event['message']}")
-        self._socket = socket
+        while self._session is None and self._idle:
+            session = self._idle.pop()
+            if session.socket.closed:
+                await session.close()
+            else:
+                self._session = session
+        if self._session is None:
+            self._session = await self._open()
+
+    async def _open(self) -> Session:
+        target = self._target
+        socket = await self._http.ws_connect(f"{target.url}/v1/speech", headers=target.headers, max_msg_size=0)
+        session = Session(socket)
+        try:
+            update: dict[str, Any] = {"type": "session.update", "audio": {"format": "webrtc" if target.mode == "webrtc" else "pcm_s16le"}}
+            await socket.send_json(update | ({"voice": target.voice} if target.voice else {}))
+            async for event in _events(socket, target.listener()):
+                if event["type"] == "error":
+                    raise aiohttp.ClientError(f"{event['code']}: {event['message']}")
+                if event["type"] == "session.created" and target.mode == "webrtc":
+                    # Imported here: of all modes only this one needs aiortc.
+                    from gateway.bench.ear import Ear
+
+                    session.ear = Ear()
+                    await session.ear.connect(self._http, event["whep"], event["token"])
+                if event["type"] == "session.updated":
+                    return session
+            raise aiohttp.ClientError(f"the server closed the session ({socket.close_code})")
+        except BaseException:
+            await session.close()
+            raise
 
     async def say(self, outcome: Outcome, listener: Listener) -> None:
-        assert self._socket is not None
-        socket, self._socket = self._socket, None
-        writing = asyncio.create_task(_write(socket, outcome.text))
+        assert self._session is not None
+        session, self._session = self._session, None
+        if session.ear is not None:
+            session.ear.listener = listener
+        writing = asyncio.create_task(_write(session.socket, outcome.text))
+        kept = False
         try:
-            async for event in _events(socket, listener):
-                if event["type"] == "error":
-                    outcome.status = "refused" if event["code"] in REFUSAL_CODES else "failed"
-                    outcome.why = f"{event['code']}: {event['message']}"
-                    return
-                # After "idle" the rest of the text follows as the next utterance.
-                if event["type"] == "utterance.done" and event["reason"] != "idle":
-                    outcome.status = "ok" if event["reason"] in ("end", "length") else "failed"
-                    outcome.why = "" if outcome.status == "ok" else f"the utterance ended by {event['reason']}"
-                    break
-            else:
-                outcome.why = f"the server closed the session ({socket.close_code})"
-                return
-            await writing
-            self._idle.append(socket)
+            kept = await self._hear(session, outcome, listener)
+            if kept:
+                await writing
+                self._idle.append(session)
         finally:
             writing.cancel()
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await writing
-            if socket not in self._idle:
-                await socket.close()
+            if session.ear is not None:
+                session.ear.listener = None
+            if not kept:
+                await session.close()
+
+    async def _hear(self, session: Session, outcome: Outcome, listener: Listener) -> bool:
+        """Until the text has been spoken; whether the session is good for another."""
+        async for event in _events(session.socket, listener):
+            if event["type"] == "error":
+                outcome.status = "refused" if event["code"] in REFUSAL_CODES else "failed"
+                outcome.why = f"{event['code']}: {event['message']}"
+                return False
+            # After "idle" the rest of the text follows as the next utterance.
+            if event["type"] == "utterance.done" and event["reason"] != "idle":
+                outcome.status = "ok" if event["reason"] in ("end", "length") else "failed"
+                outcome.why = "" if outcome.status == "ok" else f"the utterance ended by {event['reason']}"
+                if session.ear is not None:
+                    await asyncio.sleep(LAST_S)
+                return True
+        outcome.why = f"the server closed the session ({session.socket.close_code})"
+        return False
 
 
 async def _write(socket: aiohttp.ClientWebSocketResponse, text: str) -> None:

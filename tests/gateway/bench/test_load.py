@@ -192,3 +192,35 @@ async def test_a_session_is_kept_for_the_next_text(gateway: Client, engine: Stan
 async def test_an_unknown_voice_fails_with_what_the_gateway_said(gateway: Client) -> None:
     [outcome] = (await load(url(gateway), 1, mode="socket", voice="nobody")).outcomes
     assert outcome.status == "failed" and "nobody" in outcome.why
+
+
+# By WebRTC
+
+
+async def test_packets_are_heard_as_they_come(gateway: Client, engine: StandInEngine) -> None:
+    engine.frame_s = 0.03
+    result = await load(url(gateway), 2, every_s=0.3, mode="webrtc", voice="ryan")
+    for outcome in result.outcomes:
+        assert outcome.status == "ok" and outcome.gap_s < SLACK_S, outcome
+        # In packets of 20 ms, and the codec's delay behind it.
+        assert len(TEXT) * 0.060 - 0.02 <= outcome.audio_s <= len(TEXT) * 0.060 + 0.06
+        assert outcome.audible_s is not None and 0.03 <= outcome.audible_s < 0.2 + SLACK_S
+        # Speech leaves at the pace at which it is heard.
+        assert outcome.took_s > len(TEXT) * 0.060 - 0.2
+
+
+async def test_silence_in_mid_speech_is_a_gap(gateway: Client, engine: StandInEngine) -> None:
+    engine.frame_s = 0.24
+    [outcome] = (await load(url(gateway), 1, mode="webrtc")).outcomes
+    frames = -(-round(len(TEXT) * 0.060 * RATE) // 1920)
+    assert outcome.status == "ok" and outcome.underruns >= frames - 4
+    assert outcome.gap_s >= (frames - 4) * 0.1
+
+
+async def test_sessions_and_their_listeners_are_kept(gateway: Client, engine: StandInEngine) -> None:
+    engine.frame_s = 0.001
+    share = Share(Target(url(gateway), "webrtc"), time.monotonic(), [Request(n, 3.0 * n, "Hello.") for n in range(2)], keep_pcm=True)
+    result = await run_share(share)
+    assert [outcome.status for outcome in result.outcomes] == ["ok", "ok"]
+    # 48 kHz, two bytes a sample.
+    assert [len(result.pcm[number]) / 96_000 for number in range(2)] == [pytest.approx(o.audio_s) for o in result.outcomes]
