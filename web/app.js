@@ -55,7 +55,9 @@ $("connect").onclick = () => (session ? session.close() : connect());
 async function connect() {
   const voice = wanted.get("voice") ?? ($("voice").value || undefined);
   const language = wanted.get("language") ?? ($("language").value || undefined);
-  session = new Session({ voice, language, instructions: $("instructions").value || undefined, audio: $("speaker") });
+  // A gateway with API keys takes a session token, which the page's address carries where no server and no log sees it: /#token=...
+  const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? undefined;
+  session = new Session({ voice, language, instructions: $("instructions").value || undefined, audio: $("speaker"), token });
   hideProblem();
   [traces, times, receiver, authored] = [new Map(), new TextTimes(), new Receiver(), null];
   journal.start();

@@ -21,16 +21,23 @@ export class VivavoceError extends Error {
   }
 }
 
-/** Why no connection to the gateway came about: a browser hides it from WebSocket errors, so ask `/ready`.
- * @param {URL} gateway
+/** Why no connection to the gateway came about: a browser hides it from WebSocket errors, so ask `/ready`, and then the same address.
+ * @param {URL} gateway where the WebSocket was to go, with http for ws
  * @returns {Promise<VivavoceError>} */
 export async function whyUnreachable(gateway) {
   try {
-    const answer = await fetch(new URL("ready", gateway), { cache: "no-store" });
+    const answer = await fetch(new URL("../ready", gateway), { cache: "no-store" });
     if (answer.status === 503) {
       return new VivavoceError("engine-not-ready", "The gateway is up, but its engine is not ready to speak yet.", {
         remedy: "It may still be loading its voice. Wait a few seconds and connect again.",
         retryable: true,
+      });
+    }
+    const refusal = await (await fetch(gateway, { cache: "no-store" })).json().catch(() => null);
+    if (refusal?.code) {
+      return new VivavoceError(refusal.code, `The gateway refused the session: ${refusal.message}.`, {
+        remedy: refusal.retryable ? "Try again in a few seconds." : "",
+        retryable: refusal.retryable,
       });
     }
     return new VivavoceError("gateway-unreachable", `The gateway at ${gateway.host} answers, but refused the connection.`, {

@@ -38,6 +38,12 @@ export class Listener {
     await this.#peer.setLocalDescription();
   }
 
+  /** Makes the offer anew, with candidates through these servers; before `connect`. @param {RTCIceServer[]} iceServers */
+  async useIceServers(iceServers) {
+    this.#peer.setConfiguration({ ...this.#peer.getConfiguration(), iceServers });
+    await this.#peer.setLocalDescription(await this.#peer.createOffer({ iceRestart: true }));
+  }
+
   /** Posts the offer and waits until sound can arrive.
    * @param {string} whep @param {string} token @param {AbortSignal} signal */
   async connect(whep, token, signal) {

@@ -26,7 +26,8 @@ const FADED_MS = 1500; // after which nothing of what was cancelled is left in t
  * @property {string} [language]
  * @property {string} [instructions]      how to speak, in words, for checkpoints that take them
  * @property {HTMLAudioElement | null} [audio] where to play; null: play `session.stream` yourself; default: an element of its own
- * @property {RTCConfiguration} [rtc]     for example ICE servers
+ * @property {string} [token]             a session token, for a gateway with API keys: its page's server gets one from POST /v1/tokens
+ * @property {RTCConfiguration} [rtc]     instead of the ICE servers that the gateway names
  * @property {number} [timeoutMs]         for connecting; default 10000
  *
  * @typedef {object} Utterance
@@ -71,6 +72,7 @@ export class Session extends EventTarget {
   #gateway;
   #wishes;
   #audio;
+  #token;
   #rtc;
   #timeoutMs;
   /** @type {State} */ #state = "idle";
@@ -88,11 +90,12 @@ export class Session extends EventTarget {
   #cancelling = 0;
 
   /** @param {SessionOptions} [options] */
-  constructor({ gateway = location.origin, voice, language, instructions, audio = new Audio(), rtc, timeoutMs = 10_000 } = {}) {
+  constructor({ gateway = location.origin, voice, language, instructions, audio = new Audio(), token, rtc, timeoutMs = 10_000 } = {}) {
     super();
     this.#gateway = new URL(gateway, location.href);
     this.#wishes = { voice, language, instructions };
     this.#audio = audio;
+    this.#token = token;
     this.#rtc = rtc;
     this.#timeoutMs = timeoutMs;
   }
@@ -146,11 +149,12 @@ export class Session extends EventTarget {
       this.#updating.promise.catch(() => {});
       await within(deadline, this.#dial());
       this.#send({ type: "session.update", ...this.#wishes, audio: { format: "webrtc" } });
-      const { session, token, whep } = await within(deadline, this.#created.promise);
+      const { session, token, whep, ice_servers: iceServers = [] } = await within(deadline, this.#created.promise);
       this.id = session;
       this.invitation = { whep: new URL(whep, this.#gateway).href, token };
       await prepared;
       const updated = within(deadline, this.#updating.promise);
+      if (iceServers.length && !this.#rtc?.iceServers) await listener.useIceServers(iceServers);
       await Promise.all([updated, listener.connect(this.invitation.whep, token, deadline)]);
       await this.tap.attach(listener.stream);
     } catch (cause) {
@@ -256,14 +260,14 @@ export class Session extends EventTarget {
 
   #dial() {
     const url = new URL("v1/speech", this.#gateway);
-    url.protocol = url.protocol.replace("http", "ws");
-    const socket = (this.#socket = new WebSocket(url));
+    if (this.#token) url.searchParams.set("token", this.#token);
+    const socket = (this.#socket = new WebSocket(url.href.replace(/^http/, "ws")));
     socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
     return new Promise((resolve, reject) => {
       socket.onopen = resolve;
       socket.onclose = async ({ reason }) => {
         if (this.#state === "closed") return;
-        if (this.#state === "connecting") return reject(await whyUnreachable(this.#gateway));
+        if (this.#state === "connecting") return reject(await whyUnreachable(url));
         const error = new VivavoceError("gateway-lost", `The connection to the gateway was lost${reason ? ` (${reason})` : ""}.`, {
           remedy: "Check that it is still running, then connect again.",
           retryable: true,
