@@ -46,7 +46,7 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app[SESSIONS] = sessions = Sessions(config, engines)
     app[DRAIN] = Drain(sessions, callers)
     app[METRICS] = Metrics(sessions, callers, engines)
-    app[PEERS] = Peers(config.connect_s)
+    app[PEERS] = Peers(config)
     app[REQUESTS] = asyncio.Semaphore(config.max_requests)
     app.on_shutdown.append(_hang_up)
     app.cleanup_ctx.append(_conversations)

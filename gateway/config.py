@@ -62,6 +62,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long an HTTP client may take nothing of its speech before it is let go."""
     connect_s: Seconds = 30.0
     """How long a listener may take from its offer to a DTLS connection."""
+    silent_s: Seconds = 10.0
+    """A listener from which nothing has come for so long while sound is sent to it, neither reports nor RTCP, is taken to have gone."""
+    unheard_s: Seconds = 5.0
+    """How long speech goes on being made with nobody to hear it. A new listener within this time goes on where the old one stopped;
+    after it the engine's place is given up, and what was not heard is made again for whoever comes."""
+    client_lead_s: Annotated[float, msgspec.Meta(ge=0.06, le=3.0)] = 0.08
+    """Audio a browser is told to hold (jitterBufferTarget) and is sent ahead. More rides out longer stalls of the network, and delays
+    every word that follows speech or silence still running by as much. Receivers that cannot be told hold 0.08."""
     api_keys: list[Secret] = []
     """Who may speak: each caller shows one as bearer, or a session token made with one. Empty: anyone who reaches the gateway may."""
     open_access: bool = False

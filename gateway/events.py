@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -15,6 +16,7 @@ from gateway.rtc.turn import IceServer
 
 AudioFormat = Literal["pcm_s16le", "webrtc"]
 Pace = Literal["live", "file"]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Audio(msgspec.Struct, frozen=True):
@@ -45,9 +47,10 @@ class SessionUpdate(msgspec.Struct, frozen=True, tag="session.update"):
 
 
 class TextAppend(msgspec.Struct, frozen=True, tag="text.append"):
-    """More text, as it is written. An empty text is legal and does nothing."""
+    """More text, as it is written. An empty text is legal and does nothing. `interrupt`: everything before it is cancelled first."""
 
     text: str
+    interrupt: bool = False
 
 
 class TextFlush(msgspec.Struct, frozen=True, tag="text.flush"):
@@ -68,8 +71,27 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Answered with `pong`."""
 
 
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """A WebRTC listener's playback, on its data channel `events`, five times a second. Counters run from its connection on.
+
+    `rtp_time`: the RTP timestamp of the packet it played last, `age_ms` ago; None: none yet. `received`: packets. `concealed_ms`: sound
+    it made up for want of packets, silence excepted. `buffer_ms`: the depth of its jitter buffer, `target_ms` what it is told to hold.
+    `rtt_ms`: from its `ping` to our `pong`."""
+
+    rtp_time: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None
+    age_ms: NotNegative = 0.0
+    received: Annotated[int, msgspec.Meta(ge=0)] = 0
+    concealed_ms: NotNegative = 0.0
+    buffer_ms: NotNegative = 0.0
+    target_ms: NotNegative | None = None
+    rtt_ms: NotNegative | None = None
+
+
+ListenerEvent = Stats | Ping
+"""What somebody who only listens may send, on the data channel."""
 ClientEvent = SessionUpdate | TextAppend | TextFlush | TextEnd | Cancel | Ping
 CLIENT_EVENTS = (SessionUpdate, TextAppend, TextFlush, TextEnd, Cancel, Ping)
+LISTENER_EVENTS = (Stats, Ping)
 
 
 # Server events
@@ -97,10 +119,12 @@ class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
 
 
 class UtteranceStarted(msgspec.Struct, frozen=True, tag="utterance.started"):
-    """Its first audio has left. `ttfa_ms` counts from the receipt of its first text."""
+    """Its first audio has left. `ttfa_ms` counts from the receipt of its first text. `rtp_time` is the RTP timestamp of its first packet,
+    where the WebRTC listener's clock is known."""
 
     utterance: int
     ttfa_ms: float
+    rtp_time: int | None = None
 
 
 class UtteranceProgress(msgspec.Struct, frozen=True, tag="utterance.progress"):
@@ -113,7 +137,8 @@ class UtteranceProgress(msgspec.Struct, frozen=True, tag="utterance.progress"):
 
 class UtteranceDone(msgspec.Struct, frozen=True, tag="utterance.done"):
     """All its audio has been sent. `reason`: end; idle or length (the text stopped coming, or is too long for one utterance:
-    the rest follows as the next); empty (nothing in it can be said); silence, repetition or runaway (the voice had gone wrong); or error."""
+    the rest follows as the next); unheard (nobody listened any more: the rest follows when somebody does); empty (nothing in it can be
+    said); silence, repetition or runaway (the voice had gone wrong); or error."""
 
     utterance: int
     reason: str
@@ -122,12 +147,25 @@ class UtteranceDone(msgspec.Struct, frozen=True, tag="utterance.done"):
 
 
 class UtteranceCancelled(msgspec.Struct, frozen=True, tag="utterance.cancelled"):
-    """It was stopped by `cancel`; no audio of it follows. What the listener has heard of it is an estimate. It may come after
-    `utterance.done`, while the listener still has some of it to hear."""
+    """It was stopped by `cancel`; no audio of it follows. `measured`: the listener itself has told where it is; otherwise that is an
+    estimate, as `heard_text` is always, which ends with a word. It may come after `utterance.done`, while the listener still has some of
+    it to hear."""
 
     utterance: int
     heard_ms: int
     heard_text: str
+    measured: bool = False
+
+
+class Playback(msgspec.Struct, frozen=True, tag="playback"):
+    """What the listener has in hand, five times a second while something is spoken: `buffered_ms` of speech at its end, dry in `dry_in_ms`
+    with what waits here. `concealed_ms`: what it had to make up in mid-speech so far. `measured`: by its own word, or else by estimate."""
+
+    utterance: int
+    buffered_ms: int
+    dry_in_ms: int
+    concealed_ms: int
+    measured: bool
 
 
 class Error(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
@@ -145,7 +183,7 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """The answer to `ping`."""
 
 
-ServerEvent = SessionCreated | SessionUpdated | UtteranceStarted | UtteranceProgress | UtteranceDone | UtteranceCancelled | Error | Pong
+ServerEvent = SessionCreated | SessionUpdated | UtteranceStarted | UtteranceProgress | UtteranceDone | UtteranceCancelled | Playback | Error | Pong
 
 
 class EventError(Exception):
@@ -167,9 +205,16 @@ class _Tag(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
+_listener_decoder: msgspec.json.Decoder[ListenerEvent] = msgspec.json.Decoder(ListenerEvent)
 _tag_decoder = msgspec.json.Decoder(_Tag)
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-_names = [str(event.__struct_config__.tag) for event in CLIENT_EVENTS]
+
+
+def _tags(events: Iterable[type[msgspec.Struct]]) -> list[str]:
+    return [str(event.__struct_config__.tag) for event in events]
+
+
+_names = _tags(CLIENT_EVENTS)
 
 
 def encode(event: ServerEvent) -> str:
@@ -188,6 +233,20 @@ def decode(message: str) -> ClientEvent:
         raise EventError("malformed_event", f"not JSON: {error}") from error
 
 
+def decode_listener(message: str) -> ListenerEvent:
+    """One event of somebody who only listens. Raises EventError, also for what only the session's owner may send."""
+    try:
+        return _listener_decoder.decode(message)
+    except msgspec.ValidationError as error:
+        refusal = _explain(message, error, LISTENER_EVENTS)
+        if refusal.code == "unknown_event" and _tag_decoder.decode(message).type in _names:
+            what = "a listener's channel takes stats and ping; text and everything else go through the session's WebSocket"
+            raise EventError("not_allowed", what) from error
+        raise refusal from error
+    except (ValueError, RecursionError) as error:
+        raise EventError("malformed_event", f"not JSON: {error}") from error
+
+
 def _halved(message: str) -> ClientEvent:
     """As `decode`, where a pair may have been cut in two, which msgspec takes for broken JSON."""
     event: ClientEvent = msgspec.convert(json.loads(message), ClientEvent)
@@ -200,13 +259,14 @@ def _halved(message: str) -> ClientEvent:
     return event
 
 
-def _explain(message: str, error: msgspec.ValidationError) -> EventError:
+def _explain(message: str, error: msgspec.ValidationError, events: Iterable[type[msgspec.Struct]] = CLIENT_EVENTS) -> EventError:
     try:
         name = _tag_decoder.decode(message).type
     except msgspec.DecodeError:
         return EventError("malformed_event", "an event is a JSON object with a string `type`")
-    if name not in _names:
-        return EventError("unknown_event", f"no event is called {name[:60]!r}; known: {', '.join(_names)}")
+    known = _tags(events)
+    if name not in known:
+        return EventError("unknown_event", f"no event is called {name[:60]!r}; known: {', '.join(known)}")
     # The two choices there are.
     choices = get_args(Pace) if "audio.pace" in str(error) else get_args(AudioFormat)
     valid = f"; valid: {', '.join(choices)}" if "enum value" in str(error) else ""

@@ -20,6 +20,7 @@ from gateway.events import (
     Error,
     EventError,
     Ping,
+    Playback,
     Pong,
     ServerEvent,
     SessionUpdate,
@@ -33,8 +34,9 @@ from gateway.events import (
 )
 from gateway.filter import TextFilter, Verbatim
 from gateway.logs import UTTERANCE
-from gateway.media.line import AudioSocket, Line, OpusLine, PcmLine
+from gateway.media.line import Line, OpusLine
 from gateway.media.opus import RATE
+from gateway.media.pcm import AudioSocket, PcmLine
 from gateway.media.tap import Tap
 from gateway.pool import EnginePool
 from gateway.rtc.peer import Peer
@@ -81,6 +83,8 @@ class Session:
         self._filter: TextFilter | None = None
         """Of the text being written, which may go on in further utterances; None before it and after its end."""
         self._count = 0
+        self._measured: bool | None = None
+        """What was said last of how the listener's playback is known."""
         self._open: Utterance | None = None
         """Takes text now."""
         self._waiting: deque[Utterance] = deque()
@@ -106,7 +110,9 @@ class Session:
 
     def _act(self, event: ClientEvent, now_s: float) -> None:
         match event:
-            case TextAppend(text):
+            case TextAppend(text, interrupt):
+                if interrupt:
+                    self._cancel(None, now_s)
                 self._append(text, now_s)
             case TextFlush():
                 self._finish()
@@ -199,14 +205,34 @@ class Session:
                 utterance.engine.cancel()
             self._forget(utterance)
             samples = heard[utterance.number]
-            self._socket.event(UtteranceCancelled(utterance.number, _ms(samples), utterance.text[: utterance.heard_chars(samples)]))
+            text = utterance.text[: utterance.heard_chars(samples)]
+            self._tell(UtteranceCancelled(utterance.number, _ms(samples), text, self._line.playout.measured(now_s)))
+
+    def _leave_unheard(self) -> None:
+        """Nobody listens any more, so the engine's place is for others. What was not heard is made again for whoever comes."""
+        utterance, maker = self._making, self._maker
+        if utterance is None or maker is None or utterance.engine is None or utterance.reason is not None:
+            return
+        log.info("session %s: utterance %d has nobody to hear it", self.ident, utterance.number)
+        now_s = time.monotonic()
+        maker.cancel()
+        self._making = self._maker = None
+        utterance.engine.cancel()
+        heard = self._line.playout.heard(utterance.number, now_s)
+        self._line.drop(utterance.number, now_s)
+        self._carry_over(utterance, utterance.leave(heard))
+        self._forget(utterance)
+        if utterance.started:
+            self._tell(UtteranceDone(utterance.number, "unheard", _ms(heard), utterance.text))
+        else:
+            self._count -= 1
 
     # From text to audio
 
     def _make_next(self) -> None:
         """Give the engine the next utterance, if it is free and there is one. Text with nobody to hear it waits here: in the
         engine it would hold a place that others need."""
-        if self._line is self.media and not self.media.attached:
+        if self._line is self.media and (not self.media.attached or self._deserted(time.monotonic())):
             return
         if self._maker is not None or not self._waiting or (self._waiting[0].blank and not self._waiting[0].complete):
             return
@@ -280,12 +306,12 @@ class Session:
 
     # From the line (gateway.media.line.LineEvents)
 
-    def audio_started(self, number: int, now_s: float) -> None:
+    def audio_started(self, number: int, now_s: float, rtp_time: int | None) -> None:
         """See LineEvents."""
         for utterance in self._live:
-            if utterance.number == number:
+            if utterance.number == number and not utterance.started:
                 utterance.started = True
-                self._socket.event(UtteranceStarted(number, round((now_s - utterance.speakable_s) * 1000, 1)))
+                self._tell(UtteranceStarted(number, round((now_s - utterance.speakable_s) * 1000, 1), rtp_time))
                 self._tell_engine(utterance, now_s)
 
     def audio_sent(self, number: int, now_s: float) -> None:
@@ -293,7 +319,7 @@ class Session:
         for utterance in self._live:
             if utterance.number == number:
                 utterance.sent = True
-                self._socket.event(UtteranceDone(number, utterance.reason or "error", _ms(utterance.samples), utterance.text))
+                self._tell(UtteranceDone(number, utterance.reason or "error", _ms(utterance.samples), utterance.text))
 
     def listener_came(self) -> None:
         """See LineEvents."""
@@ -305,6 +331,9 @@ class Session:
             await self._sounding.wait()
             await asyncio.sleep(REPORT_EVERY_S)
             now_s = time.monotonic()
+            if self._deserted(now_s):
+                self._leave_unheard()
+            self._tell_playback(now_s)
             for utterance in list(self._live):
                 heard = self._tell_engine(utterance, now_s)
                 if utterance.sent:
@@ -312,15 +341,41 @@ class Session:
                         self._forget(utterance)
                 elif heard > utterance.progress:
                     utterance.progress = heard
-                    self._socket.event(UtteranceProgress(utterance.number, _ms(heard), utterance.heard_chars(heard)))
+                    self._tell(UtteranceProgress(utterance.number, _ms(heard), utterance.heard_chars(heard)))
             if not self._live:
                 self._sounding.clear()
 
     def _tell_engine(self, utterance: Utterance, now_s: float) -> int:
-        heard = self._line.playout.heard(utterance.number, now_s)
+        playout = self._line.playout
+        heard = playout.heard(utterance.number, now_s)
         if utterance.engine is not None:
-            utterance.engine.playback(heard, self._line.playout.playing(utterance.number, now_s), measured=False)
+            utterance.engine.playback(heard, playout.playing(utterance.number, now_s), playout.measured(now_s))
         return heard
+
+    def _tell_playback(self, now_s: float) -> None:
+        """What the listener has in hand of the utterance it hears."""
+        speaking = next((utterance for utterance in self._live if utterance.started and not self._heard_out(utterance, now_s)), None)
+        if speaking is None:
+            return
+        playout = self._line.playout
+        buffered_s = playout.buffered_s(now_s)
+        measured = playout.measured(now_s)
+        if measured is not self._measured:
+            self._measured = measured
+            log.info("session %s: playback is %s", self.ident, "measured by the listener's reports" if measured else "estimated: no reports")
+        concealed_s = self.listener.feedback.concealed_s if self.listener is not None and self._line is self.media else 0.0
+        dry_in_s = buffered_s + self._line.queued_s
+        self._tell(Playback(speaking.number, round(buffered_s * 1000), round(dry_in_s * 1000), round(concealed_s * 1000), measured))
+
+    def _tell(self, event: ServerEvent) -> None:
+        """To the client, and to whoever listens."""
+        self._socket.event(event)
+        if self.listener is not None and self._line is self.media:
+            self.listener.event(event)
+
+    def _deserted(self, now_s: float) -> bool:
+        """Whether there has been nobody to hear for too long."""
+        return self._line is self.media and self.media.unheard_for(now_s) >= self._config.unheard_s
 
     def _heard_out(self, utterance: Utterance, now_s: float) -> bool:
         """Whether it is over for its listener too, but for a last moment on the way."""

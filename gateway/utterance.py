@@ -78,6 +78,12 @@ class Utterance:
         left = self.script.split(event.text_until)
         return left if left.written else None
 
+    def leave(self, heard: int) -> Script | None:
+        """It ends where its listener left it, after `heard` samples. Returns the text that was not heard, None if there is none."""
+        self.reason = "unheard"
+        left = self.script.split(self._spoken.heard(self.script.said, heard))
+        return left if left.written else None
+
     def heard_chars(self, heard: int) -> int:
         """An estimate of the characters heard with `heard` samples, cut back to a word's end."""
         return self.script.written_until(self._spoken.heard(self.script.said, heard))

@@ -66,9 +66,15 @@ def main() -> None:
     parser.add_argument("--wav", type=Path, required=True)
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--frame-cost", type=float, default=0.002, help="seconds slept for each codec frame")
+    parser.add_argument("--trace", type=Path, help="where to leave the launches, as JSON lines, at the end")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
-    run(arguments.endpoint, WavStages(load_checkpoint(EMBEDDED_VOICE), LATENCY, read_wav(arguments.wav), arguments.frame_cost), LATENCY)
+    run(
+        arguments.endpoint,
+        WavStages(load_checkpoint(EMBEDDED_VOICE), LATENCY, read_wav(arguments.wav), arguments.frame_cost),
+        LATENCY,
+        arguments.trace,
+    )
 
 
 if __name__ == "__main__":

@@ -70,3 +70,13 @@ export async function whepError(answer) {
     retryable: answer.status >= 500 || answer.status === 409,
   });
 }
+
+/** What was thrown while connecting, as an error of this client. @param {any} cause */
+export function asError(cause) {
+  if (cause instanceof VivavoceError) return cause;
+  if (cause?.name === "TimeoutError") {
+    return new VivavoceError("timeout", "The gateway took too long to answer.", { remedy: "Connect again.", retryable: true, cause });
+  }
+  if (cause?.name === "AbortError") return new VivavoceError("closed", "Connecting was given up.", { cause });
+  return new VivavoceError("webrtc-failed", `The connection could not be set up: ${cause?.message ?? cause}`, { remedy: "Connect again.", cause });
+}

@@ -1,10 +1,12 @@
 // The listening half of a session: one WHEP resource, one RTCPeerConnection, one audio element.
 
 import { VivavoceError, whepError } from "./errors.js";
+import { inbound, Reports, ticksPast } from "./reports.js";
 
-// The gateway keeps 40 ms ahead, and network and clocks add as much again. A browser leaves speech alone while its buffer is between
-// three quarters of its target and all of it; outside that band it plays slower or faster.
-const TARGET_MS = 80;
+const MOST_TARGET_MS = 4000; // by the standard
+const PACKET_TICKS = 960;
+const UNMUTE_LOOK_MS = 5;
+const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
 
 /** Receives a session's speech over WebRTC. Make it, `prepare` it while the WebSocket is still opening, then `connect`. */
 export class Listener {
@@ -14,9 +16,15 @@ export class Listener {
   onlost = () => {};
   /** @type {(error: VivavoceError) => void} the browser did not let the audio element play */
   onblocked = () => {};
+  /** @type {() => void} what is played is audible again after `mute` */
+  onunmuted = () => {};
+  /** Mute and unmute by what the gateway says of its utterances. Whoever sends the text knows better. */
+  follows = true;
 
   #peer;
   #receiver;
+  #reports;
+  #unmuteTimer = 0;
   #audio;
   /** @type {URL | undefined} */
   #resource;
@@ -29,7 +37,8 @@ export class Listener {
     this.#audio = audio;
     this.#peer = new RTCPeerConnection(configuration);
     this.#receiver = this.#peer.addTransceiver("audio", { direction: "recvonly" }).receiver;
-    if ("jitterBufferTarget" in this.#receiver) this.#receiver.jitterBufferTarget = TARGET_MS;
+    this.#reports = new Reports(this.#peer, this.#receiver);
+    this.#reports.onevent = (event) => this.#follow(event);
     this.stream = new MediaStream([this.#receiver.track]);
   }
 
@@ -48,15 +57,21 @@ export class Listener {
    * @param {string} whep @param {string} token @param {AbortSignal} signal */
   async connect(whep, token, signal) {
     this.#token = token;
+    const headers = { "content-type": "application/sdp", authorization: `Bearer ${token}` };
+    const canHold = "jitterBufferTarget" in this.#receiver;
     const answer = await fetch(whep, {
       method: "POST",
-      headers: { "content-type": "application/sdp", authorization: `Bearer ${token}` },
+      headers: canHold ? { ...headers, "vivavoce-max-target-ms": `${MOST_TARGET_MS}` } : headers,
       body: this.#peer.localDescription.sdp,
       signal,
     });
     if (!answer.ok) throw await whepError(answer);
     const location = answer.headers.get("location");
     if (location) this.#resource = new URL(location, answer.url);
+    // A browser leaves speech alone while its buffer is between three quarters of its target and all of it; outside that band it plays
+    // slower or faster. The gateway keeps as much ahead.
+    const targetMs = Number(answer.headers.get("vivavoce-target-ms"));
+    if (canHold && targetMs) this.#receiver.jitterBufferTarget = targetMs;
     await this.#peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
     await this.#connected(signal);
     this.#up = true;
@@ -84,27 +99,51 @@ export class Listener {
 
   /** The receiver's counters (inbound-rtp), or null before anything has arrived. @returns {Promise<object | null>} */
   async stats() {
-    for (const report of (await this.#receiver.getStats()).values()) if (report.type === "inbound-rtp") return report;
-    return null;
+    return inbound(await this.#receiver.getStats());
   }
 
-  /** Silences what is played and everything fed by `stream`, from the next few milliseconds on. */
-  set muted(muted) {
-    this.#receiver.track.enabled = !muted;
+  /** Silences what is played and everything fed by `stream`, from the next few milliseconds on, until `unmuteAt`, or until nothing can be
+   * left of what was being played. */
+  mute() {
+    this.#receiver.track.enabled = false;
+    clearTimeout(this.#unmuteTimer);
+    this.#unmuteTimer = setTimeout(() => this.#unmute(), FADED_MS);
   }
 
-  get muted() {
-    return !this.#receiver.track.enabled;
+  /** Audible again from the packet with this RTP timestamp on: before it, what was cancelled may still be played. At once where that
+   * cannot be seen. @param {number | null | undefined} rtpTime */
+  unmuteAt(rtpTime) {
+    if (this.#receiver.track.enabled) return;
+    const playhead = this.#reports.playhead;
+    if (rtpTime == null || !playhead || ticksPast(playhead.rtpTime, rtpTime) >= -PACKET_TICKS) return this.#unmute();
+    clearTimeout(this.#unmuteTimer);
+    this.#unmuteTimer = setTimeout(() => this.unmuteAt(rtpTime), UNMUTE_LOOK_MS);
   }
 
   /** Ends the WHEP resource; also works while the page is being left. */
   close() {
     this.#up = false;
+    clearTimeout(this.#unmuteTimer);
+    this.#reports.close();
     this.#peer.close();
     if (this.#audio) this.#audio.srcObject = null;
     if (!this.#resource) return;
     fetch(this.#resource, { method: "DELETE", headers: { authorization: `Bearer ${this.#token}` }, keepalive: true }).catch(() => {});
     this.#resource = undefined;
+  }
+
+  #unmute() {
+    clearTimeout(this.#unmuteTimer);
+    if (this.#receiver.track.enabled) return;
+    this.#receiver.track.enabled = true;
+    this.onunmuted();
+  }
+
+  /** @param {any} event */
+  #follow(event) {
+    if (!this.follows) return;
+    if (event.type === "utterance.cancelled") this.mute();
+    if (event.type === "utterance.started") this.unmuteAt(event.rtp_time);
   }
 
   /** @param {AbortSignal} signal */

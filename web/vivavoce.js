@@ -9,7 +9,7 @@
 //
 // A plain ES module: no build step and nothing from elsewhere. Protocol: native, version 1, on /v1/speech, and WHEP.
 
-import { VivavoceError, whyUnreachable } from "./errors.js";
+import { asError, VivavoceError, whyUnreachable } from "./errors.js";
 import { Listener } from "./listener.js";
 import { SentText } from "./sent.js";
 import { Tap } from "./tap.js";
@@ -17,7 +17,6 @@ import { Tap } from "./tap.js";
 export { VivavoceError };
 
 const ONSET_BEFORE_STARTED_MS = 400; // sound and the word of it travel apart; either may be first
-const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
 
 /**
  * @typedef {object} SessionOptions
@@ -51,6 +50,7 @@ const FADED_MS = 1500; // after which nothing of what was cancelled is left in t
  * @property {{utterance: Utterance}} started
  * @property {{utterance: Utterance}} heard     its first audible sample was played here
  * @property {{utterance: Utterance}} progress
+ * @property {{bufferedMs: number, dryInMs: number, concealedMs: number, measured: boolean}} playback  what is in hand here; see the protocol
  * @property {{utterance: Utterance, reason: string}} done
  * @property {{utterance: Utterance}} cancelled
  * @property {{error: VivavoceError}} error
@@ -86,7 +86,6 @@ export class Session extends EventTarget {
   /** @type {PromiseWithResolvers<object> | undefined} */ #created;
   /** @type {PromiseWithResolvers<void> | undefined} */ #updating;
   /** @type {PromiseWithResolvers<void>[]} */ #pings = [];
-  #unmuteTimer = 0;
   #cancelling = 0;
 
   /** @param {SessionOptions} [options] */
@@ -139,6 +138,8 @@ export class Session extends EventTarget {
     const listener = (this.#listener = new Listener(this.#audio, this.#rtc));
     listener.onlost = (error) => (error.code === "listener-replaced" ? this.#emit("error", { error }) : this.#fail(error));
     listener.onblocked = (error) => this.#emit("error", { error });
+    listener.onunmuted = () => this.tap.rearm();
+    listener.follows = false;
     addEventListener("pagehide", () => this.close(), { signal: this.#leaving.signal });
     const deadline = AbortSignal.any([AbortSignal.timeout(this.#timeoutMs), this.#leaving.signal]);
     try {
@@ -175,10 +176,14 @@ export class Session extends EventTarget {
     await this.#updating.promise;
   }
 
-  /** Sends text, as it comes: a letter, an LLM's delta, a page. @param {string} text */
-  append(text) {
-    if (!text) return;
-    this.#send({ type: "text.append", text });
+  /**
+   * Sends text, as it comes: a letter, an LLM's delta, a page. `interrupt`: instead of everything before it, as after `cancel`.
+   * @param {string} text @param {{interrupt?: boolean}} [options]
+   */
+  append(text, { interrupt = false } = {}) {
+    if (interrupt) this.#silence({ type: "text.append", text, interrupt });
+    else if (text) this.#send({ type: "text.append", text });
+    else return;
     this.#sent.add(text, performance.now());
     if (this.#speaking) this.#speaking.text = this.#sent.first;
     this.#emit("text", { text: this.pendingText });
@@ -198,20 +203,8 @@ export class Session extends EventTarget {
 
   /** Barge-in: silence here at once, then at the gateway. Text that was sent and not yet spoken is forgotten. */
   cancel() {
-    this.#listener.muted = true;
-    this.#send({ type: "cancel" });
-    if (this.#speaking) this.#speaking.state = "cancelled"; // how much was heard follows from the gateway
-    this.#speaking = this.#awaited = null;
-    this.#sent.clear();
+    this.#silence({ type: "cancel" });
     this.#emit("text", { text: "" });
-    this.#cancelling++;
-    // The pong is the gateway's answer to everything before it: what it says until then is about the past.
-    this.ping().then(
-      () => this.#cancelling--,
-      () => {},
-    );
-    clearTimeout(this.#unmuteTimer);
-    this.#unmuteTimer = setTimeout(() => this.#unmute(), FADED_MS);
   }
 
   /** Round trip to the gateway in milliseconds. */
@@ -239,7 +232,6 @@ export class Session extends EventTarget {
   close() {
     if (this.#state === "closed") return;
     this.#leaving.abort();
-    clearTimeout(this.#unmuteTimer);
     this.#listener?.close();
     this.#socket?.close(1000);
     this.tap?.close().catch(() => {});
@@ -296,6 +288,8 @@ export class Session extends EventTarget {
         return this.#onStarted(message);
       case "utterance.progress":
         return this.#onProgress(message);
+      case "playback":
+        return this.#onPlayback(message);
       case "utterance.done":
         return this.#onDone(message);
       case "utterance.cancelled":
@@ -314,9 +308,9 @@ export class Session extends EventTarget {
     this.#emit("updated", { voice, language, voices, languages });
   }
 
-  #onStarted({ utterance: id, ttfa_ms: gatewayTtfaMs }) {
+  #onStarted({ utterance: id, ttfa_ms: gatewayTtfaMs, rtp_time: rtpTime }) {
     if (this.#cancelling) return; // it crossed our cancel
-    this.#unmute();
+    this.#listener.unmuteAt(rtpTime);
     const firstAt = this.#sent.firstAt;
     const followed = firstAt < this.#lastEndAt;
     const utterance = { id, state: "speaking", text: this.#sent.first, ttfaMs: null, gatewayTtfaMs, followed };
@@ -345,6 +339,10 @@ export class Session extends EventTarget {
     this.#emit("progress", { utterance });
   }
 
+  #onPlayback({ buffered_ms: bufferedMs, dry_in_ms: dryInMs, concealed_ms: concealedMs, measured }) {
+    this.#emit("playback", { bufferedMs, dryInMs, concealedMs, measured });
+  }
+
   #onDone({ utterance: id, reason, duration_ms: durationMs, text }) {
     const utterance = this.#ended(id);
     if (utterance?.state !== "cancelled") this.#sent.take(text);
@@ -366,7 +364,7 @@ export class Session extends EventTarget {
   #ended(id) {
     const utterance = this.utterances.get(id);
     if (this.#speaking === utterance) this.#speaking = null;
-    this.#lastEndAt = performance.now();
+    if (!this.#cancelling) this.#lastEndAt = performance.now(); // what follows a cancelled one has not waited for it
     return utterance;
   }
 
@@ -383,11 +381,19 @@ export class Session extends EventTarget {
 
   // -- the rest -----------------------------------------------------------------------------------------------------
 
-  #unmute() {
-    clearTimeout(this.#unmuteTimer);
-    if (!this.#listener.muted) return;
-    this.#listener.muted = false;
-    this.tap.rearm();
+  /** Mutes, and sends what makes the gateway forget all text so far. @param {object} message */
+  #silence(message) {
+    this.#listener.mute();
+    this.#send(message);
+    if (this.#speaking) this.#speaking.state = "cancelled"; // how much was heard follows from the gateway
+    this.#speaking = this.#awaited = null;
+    this.#sent.clear();
+    this.#cancelling++;
+    // The pong is the gateway's answer to everything before it: what it says until then is about the past.
+    this.ping().then(
+      () => this.#cancelling--,
+      () => {},
+    );
   }
 
   /** @param {VivavoceError} error @param {{quiet?: boolean}} [options] */
@@ -418,14 +424,4 @@ function within(signal, promise) {
       signal.addEventListener("abort", () => reject(signal.reason), { once: true });
     }),
   ]);
-}
-
-/** @param {any} cause */
-function asError(cause) {
-  if (cause instanceof VivavoceError) return cause;
-  if (cause?.name === "TimeoutError") {
-    return new VivavoceError("timeout", "The gateway took too long to answer.", { remedy: "Connect again.", retryable: true, cause });
-  }
-  if (cause?.name === "AbortError") return new VivavoceError("closed", "Connecting was given up.", { cause });
-  return new VivavoceError("webrtc-failed", `The connection could not be set up: ${cause?.message ?? cause}`, { remedy: "Connect again.", cause });
 }

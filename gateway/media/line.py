@@ -1,4 +1,4 @@
-"""A session's way out for audio: OpusLine feeds the WebRTC listener, PcmLine the session's own WebSocket.
+"""A session's way out for audio: OpusLine feeds the WebRTC listener, PcmLine (gateway.media.pcm) the session's own WebSocket.
 
 Utterances are written one after another, in order of their numbers; the session is told when the first sample of one has left
 and when all of it has."""
@@ -9,11 +9,11 @@ import asyncio
 import time
 from collections import deque
 from concurrent.futures import Executor
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from gateway.media.opus import LOOKAHEAD_SAMPLES, PACKET_BYTES, PACKET_S, PACKET_SAMPLES, RATE, OpusEncoder
-from gateway.media.pacer import BURST_PACKETS
-from gateway.media.playout import Playout
+from gateway.media.pacer import BURST_PACKETS, Slot
+from gateway.media.playhead import Packet, Playhead
 
 FIRST_HOP_PACKETS = BURST_PACKETS
 HOP_PACKETS = 10
@@ -24,8 +24,8 @@ QUEUE_S = 5.0
 class LineEvents(Protocol):
     """What a line tells its session."""
 
-    def audio_started(self, utterance: int, now_s: float) -> None:
-        """The first sample is leaving now."""
+    def audio_started(self, utterance: int, now_s: float, rtp_time: int | None) -> None:
+        """The first sample is leaving now, with this RTP timestamp. Said again where a new listener gets it again."""
 
     def audio_sent(self, utterance: int, now_s: float) -> None:
         """All of it has left."""
@@ -34,10 +34,38 @@ class LineEvents(Protocol):
         """There is somebody to hear what is written from now on."""
 
 
+class Heard(Protocol):
+    """What the listener of a line has heard: samples by utterance, times in monotonic seconds."""
+
+    def measured(self, now_s: float) -> bool:
+        """Whether the listener itself has said where it is, not long ago."""
+
+    def heard(self, utterance: int, now_s: float) -> int:
+        """Samples of `utterance` heard by now."""
+
+    def playing(self, utterance: int, now_s: float) -> bool:
+        """Whether sound of `utterance` is running now."""
+
+    def dry(self, now_s: float) -> bool:
+        """Whether all speech that was sent has been played."""
+
+    def buffered_s(self, now_s: float) -> float:
+        """Speech that was sent and not heard yet."""
+
+    def forget(self, utterance: int) -> None:
+        """No more questions about `utterance` will come."""
+
+
 class Line(Protocol):
     """What a session needs of a line."""
 
-    playout: Playout
+    @property
+    def playout(self) -> Heard:
+        """What was heard of what was written."""
+
+    @property
+    def queued_s(self) -> float:
+        """Speech that was written and not sent yet."""
 
     async def write(self, utterance: int, pcm: bytes) -> None:
         """More s16le audio of `utterance`; waits while the line is full."""
@@ -49,25 +77,16 @@ class Line(Protocol):
         """Nothing more of utterance `first` and later ones may leave. The caller has stopped writing them."""
 
 
-class Packet(NamedTuple):
-    """20 ms of Opus. `samples` counts those that are speech and not padding."""
-
-    payload: bytes
-    utterance: int
-    samples: int
-    first: bool
-
-
 class OpusLine:
     """Encodes as audio arrives and keeps packets until the attached listener's track takes them at their time.
 
     Between utterances the stream runs on in silence for `awake_s`. A receiver that is fed after a pause believes its buffer
     empty for most of a second, however much is sent at once, and stretches speech to fill it; one that was never starved plays
-    every sample as it came. With no listener attached audio waits. A new listener replaces the old one and goes on where that
-    one stopped."""
+    every sample as it came. With no listener attached, or while it is paused, audio waits. A new listener replaces the old one and goes on
+    where that one stopped: what was sent to the old one and not heard is sent again."""
 
     def __init__(self, events: LineEvents, encoders: Executor, awake_s: float) -> None:
-        self.playout = Playout(RATE)
+        self.playout = Playhead(RATE)
         self.underruns = 0
         """Packets in mid-utterance that were not ready before the listener ran dry: the engine was late."""
         self.stalls = 0
@@ -83,6 +102,9 @@ class OpusLine:
         self._packets: deque[Packet] = deque()
         self._ends: deque[int] = deque()
         self._listener: object | None = None
+        self._paused = False
+        self._unheard_s: float | None = None
+        """Since when nobody has been there to hear what is sent; None: somebody is."""
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -100,6 +122,15 @@ class OpusLine:
     def attached(self) -> bool:
         """Whether there is a listener."""
         return self._listener is not None
+
+    @property
+    def queued_s(self) -> float:
+        """See Line."""
+        return sum(packet.samples for packet in self._packets) / RATE
+
+    def unheard_for(self, now_s: float) -> float:
+        """Seconds for which nobody has taken any packets: no listener, or one that is not connected yet or is paused."""
+        return 0.0 if self._unheard_s is None else now_s - self._unheard_s
 
     @property
     def speaking(self) -> bool:
@@ -144,25 +175,43 @@ class OpusLine:
             self._packets.pop()
         self._ends = deque(number for number in self._ends if number < first)
         self._make_room()
-        if not self._packets:
-            self.playout.cut(now_s)
+        self.playout.drop(first, now_s)
 
     def attach(self, listener: object) -> None:
         """From now on `listener` takes the packets, and nobody else."""
-        self._listener = listener
-        self.rouse(time.monotonic())
+        now_s = time.monotonic()
+        self._packets.extendleft(reversed(self.playout.begin(now_s)))
+        self._make_room()
+        self._listener, self._paused, self._unheard_s = listener, False, now_s
+        self.rouse(now_s)
         self._events.listener_came()
+
+    def serves(self, listener: object) -> bool:
+        """Whether `listener` is the one attached."""
+        return self._listener is listener
 
     def detach(self, listener: object) -> None:
         """`listener` takes no more packets."""
         if self._listener is listener:
+            now_s = time.monotonic()
+            self.playout.leave(now_s)
             self._listener = None
+            self._unheard_s = now_s if self._unheard_s is None else self._unheard_s
             self._arrived.set()
+
+    def pause(self, listener: object, paused: bool) -> None:
+        """`listener` does not play what reaches it, or plays again. Sent on and on, it would overflow and lose what waits in it."""
+        if self._listener is not listener or paused == self._paused:
+            return
+        self._paused, self._unheard_s = paused, time.monotonic() if paused else None
+        self._arrived.set()
+        if not paused:
+            self._events.listener_came()
 
     async def ready(self, listener: object) -> bool:
         """Wait until something is to be sent: a packet, or silence while awake. False: `listener` is not attached any more."""
         while self._listener is listener:
-            if self._packets or self.awake(time.monotonic()):
+            if not self._paused and (self._packets or self.awake(time.monotonic())):
                 return True
             self._arrived.clear()
             await self._arrived.wait()
@@ -178,16 +227,24 @@ class OpusLine:
         except TimeoutError:
             return
 
-    def take(self, listener: object, now_s: float) -> Packet | None:
-        """The next packet, to be sent now. None: it was dropped meanwhile, or `listener` is not attached any more."""
-        if not self._packets or self._listener is not listener:
+    def take(self, listener: object, slot: Slot, rtp_time: int | None, now_s: float) -> Packet | None:
+        """The next packet, to be sent now in `slot`; `rtp_time` is the timestamp it will have at the listener, if that is known. None:
+        there is none, so silence is sent while awake; or `listener` is not attached any more."""
+        if self._listener is not listener:
+            return None
+        if self._unheard_s is not None:
+            self._unheard_s = None
+            self._events.listener_came()
+        if not self._packets:
+            if self.awake(now_s):
+                self.playout.sent(slot, None, now_s)
             return None
         packet = self._packets.popleft()
         self.rouse(now_s)
         self._make_room()
-        self.playout.sent(packet.utterance, packet.samples, now_s)
+        self.playout.sent(slot, packet, now_s)
         if packet.first:
-            self._events.audio_started(packet.utterance, now_s)
+            self._events.audio_started(packet.utterance, now_s, rtp_time)
         self._settle()
         return packet
 
@@ -214,42 +271,3 @@ class OpusLine:
     def _settle(self) -> None:
         while self._ends and (not self._packets or self._packets[0].utterance > self._ends[0]):
             self._events.audio_sent(self._ends.popleft(), time.monotonic())
-
-
-class AudioSocket(Protocol):
-    """The session's WebSocket, as far as PcmLine needs it."""
-
-    async def audio(self, utterance: int, pcm: bytes) -> None:
-        """Queue a binary frame; waits while too much is queued."""
-
-    def drop_audio(self, first: int) -> None:
-        """Forget queued frames of utterance `first` and later ones."""
-
-
-class PcmLine:
-    """Audio as binary frames, as fast as the engine makes it; playback is taken to start with the first frame."""
-
-    def __init__(self, events: LineEvents, socket: AudioSocket) -> None:
-        self.playout = Playout(RATE)
-        self._events = events
-        self._socket = socket
-        self._writing = 0
-
-    async def write(self, utterance: int, pcm: bytes) -> None:
-        """See Line."""
-        now_s = time.monotonic()
-        if utterance != self._writing:
-            self._writing = utterance
-            self._events.audio_started(utterance, now_s)
-        self.playout.sent(utterance, len(pcm) // 2, now_s)
-        await self._socket.audio(utterance, pcm)
-
-    async def end(self, utterance: int) -> None:
-        """See Line."""
-        self._events.audio_sent(utterance, time.monotonic())
-
-    def drop(self, first: int, now_s: float) -> None:
-        """See Line."""
-        self._socket.drop_audio(first)
-        if self._writing >= first:
-            self.playout.cut(now_s)

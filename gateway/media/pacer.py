@@ -1,7 +1,7 @@
 """Pacer: when each 20 ms packet leaves and which RTP time it carries. Pure; the clock comes in as `now_s`.
 
 RTP time is wall-clock time: it runs on through pauses, in whole packets, so that a receiver takes the next packet for one after
-a pause and not for a late one. A spurt starts with three packets at once and keeps that lead; within a spurt packet times lie
+a pause and not for a late one. A spurt starts with its lead, three packets at once by default, and keeps it; within a spurt packet times lie
 on an absolute schedule, so that lateness never accumulates. Silence counts as well as speech (gateway.media.line): a spurt
 lasts as long as the stream runs."""
 
@@ -14,10 +14,17 @@ PACKET_TICKS = 960
 PACKET_S = PACKET_TICKS / RTP_RATE
 BURST_PACKETS = 3
 LEAD_S = (BURST_PACKETS - 1) * PACKET_S
+TRANSIT_S = 0.04
 """A receiver holds the lead and what the network and its own clock add, 70 to 80 ms in all on a good network. With a
-jitterBufferTarget of 80 ms (web/listener.js) that lies in the band in which it leaves speech alone."""
+jitterBufferTarget of 80 ms that lies in the band in which it leaves speech alone."""
 GRACE_S = 0.04
 """How far beyond the end of what was sent a packet may still join the spurt: a receiver's own buffer bridges about this much."""
+
+
+def lead_for(target_s: float) -> float:
+    """How far ahead to send to a receiver that is told to hold `target_s`, in whole packets: more or less than it holds would be
+    played faster or slower."""
+    return max(1, round((target_s - TRANSIT_S) / PACKET_S)) * PACKET_S
 
 
 class Slot(NamedTuple):
@@ -26,12 +33,15 @@ class Slot(NamedTuple):
     due_s: float
     rtp_time: int
     starts_spurt: bool
+    plays_s: float
+    """When a listener without any delay would begin to play it."""
 
 
 class Pacer:
-    """The schedule of one RTP stream. Ask for the next `slot`, wait until it is due, send, say `sent`."""
+    """The schedule of one RTP stream, `lead_s` ahead of its listener. Ask for the next `slot`, wait until it is due, send, say `sent`."""
 
-    def __init__(self, epoch_s: float) -> None:
+    def __init__(self, epoch_s: float, lead_s: float = LEAD_S) -> None:
+        self.lead_s = lead_s
         self._epoch_s = epoch_s
         self._anchor_s = epoch_s
         self._anchor_rtp = 0
@@ -42,9 +52,9 @@ class Pacer:
         """The next packet's place, if it is ready now. A packet that comes after the listener has run dry starts a new spurt."""
         plays_s = self._anchor_s + (self._next_rtp - self._anchor_rtp) / RTP_RATE
         if self._begun and now_s <= plays_s + GRACE_S:
-            return Slot(plays_s - LEAD_S, self._next_rtp, False)
+            return Slot(plays_s - self.lead_s, self._next_rtp, False, plays_s)
         wall_rtp = round((now_s - self._epoch_s) * RTP_RATE / PACKET_TICKS) * PACKET_TICKS
-        return Slot(now_s, max(wall_rtp, self._next_rtp), True)
+        return Slot(now_s, max(wall_rtp, self._next_rtp), True, now_s)
 
     def sent(self, slot: Slot) -> None:
         """The packet has left in this slot."""

@@ -1,4 +1,4 @@
-"""Playout: an estimate of what a listener has heard, from what was sent and when. Pure; positions are samples.
+"""Playout: an estimate of what a WebSocket's listener has heard, from what was sent and when. Pure; positions are samples.
 
 It assumes that a listener plays in real time from the first sample on, and waits in silence when it has nothing left."""
 
@@ -20,6 +20,14 @@ class Playout:
         self._spans[utterance] = (start, count + samples)
         self._sent += samples
         self._dry_at_s = max(self._dry_at_s, now_s) + samples / self._rate
+
+    def measured(self, now_s: float) -> bool:
+        """Never: it is all an estimate."""
+        return False
+
+    def buffered_s(self, now_s: float) -> float:
+        """What was sent and not heard yet."""
+        return max(self._dry_at_s - now_s, 0.0)
 
     def heard(self, utterance: int, now_s: float) -> int:
         """Samples of `utterance` heard by now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -12,15 +13,17 @@ import av
 from aiortc import MediaStreamTrack
 from aiortc.mediastreams import MediaStreamError
 
-from gateway.media.line import OpusLine, Packet
+from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from gateway.media.pacer import LEAD_S, RTP_RATE, Pacer
+from gateway.media.playhead import Packet
 
 log = logging.getLogger(__name__)
 
 SILENCE = OpusEncoder().encode(bytes(8 * PACKET_BYTES))[-1]
 """20 ms of digital silence, as an encoder in its stride makes it: three bytes."""
 _TIME_BASE = Fraction(1, RTP_RATE)
+_WRAP = 1 << 32
 
 
 class OpusTrack(MediaStreamTrack):
@@ -28,11 +31,26 @@ class OpusTrack(MediaStreamTrack):
 
     kind = "audio"
 
-    def __init__(self, line: OpusLine) -> None:
+    def __init__(self, line: OpusLine, lead_s: float = LEAD_S) -> None:
         super().__init__()
+        self.wire_time: Callable[[], int] | None = None
+        """The RTP timestamp of the packet that was sent last; aiortc adds a random number to ours, and tells nobody."""
         self._line = line
-        self._pacer = Pacer(time.monotonic())
+        self._pacer = Pacer(time.monotonic(), lead_s)
         self._gap = False
+        self._last: int | None = None
+        self._origin: int | None = None
+
+    def on_wire(self, rtp_time: int) -> int | None:
+        """The timestamp that goes with a time of ours; None until a packet has left."""
+        return None if self._origin is None else (self._origin + rtp_time) % _WRAP
+
+    def from_wire(self, timestamp: int) -> int | None:
+        """Our time for a timestamp that the listener names: the one nearest to what was sent last. None until a packet has left."""
+        if self._origin is None or self._last is None:
+            return None
+        behind = (self._origin + self._last - timestamp) % _WRAP
+        return self._last - (behind if behind < _WRAP // 2 else behind - _WRAP)
 
     async def recv(self) -> av.Packet[Any]:
         """The next packet, when it is due. Raises MediaStreamError when the track has ended, and nothing else:
@@ -43,13 +61,16 @@ class OpusTrack(MediaStreamTrack):
             # Sleeps even when late, so that a burst or an overloaded loop lets others run.
             await asyncio.sleep(max(planned.due_s - now_s, 0))
             # The listener still has its lead: a packet that comes within it is not late.
-            await self._line.next_by(planned.due_s + LEAD_S)
+            await self._line.next_by(planned.due_s + self._pacer.lead_s)
             now_s = time.monotonic()
-            packet = self._line.take(self, now_s)
+            slot = self._pacer.slot(now_s)
+            if self._origin is None and self._last is not None and self.wire_time is not None:
+                self._origin = (self.wire_time() - self._last) % _WRAP
+            packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s)
             if packet is None and not self._line.awake(now_s):
                 continue
-            slot = self._pacer.slot(now_s)
             self._pacer.sent(slot)
+            self._last = slot.rtp_time
             self._watch(packet, slot.starts_spurt and not planned.starts_spurt)
             ready = av.Packet(SILENCE if packet is None else packet.payload)
             ready.pts = slot.rtp_time

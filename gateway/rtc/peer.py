@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from datetime import datetime
 
-from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCRtpSender, RTCSessionDescription
 
+from gateway.config import GatewayConfig
+from gateway.events import ServerEvent, Stats
 from gateway.media.line import OpusLine
+from gateway.media.pacer import LEAD_S, TRANSIT_S, lead_for
 from gateway.media.track import OpusTrack
+from gateway.rtc.channel import LABEL, Channel
+from gateway.rtc.feedback import Feedback
 from gateway.rtc.offer import BadOffer, Trickle, prepare, ufrags
 
 log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+USUAL_TARGET_S = LEAD_S + TRANSIT_S
+"""What receivers hold that cannot be told how much."""
 
 
 class IceRestart(Exception):
@@ -23,26 +34,40 @@ class Peer:
     """A connection from its answer to its end. One task owns it: it closes the connection when the listener has gone, never came,
     or was sent away, and says so with `gone`."""
 
-    def __init__(self, ident: str, line: OpusLine, connect_s: float, gone: Callable[[Peer], None]) -> None:
+    def __init__(self, ident: str, line: OpusLine, config: GatewayConfig, gone: Callable[[Peer], None]) -> None:
         self.ident = ident
+        self.feedback = Feedback(line.playout)
+        self.target_s = USUAL_TARGET_S
+        """How much sound the listener is to hold; it is sent as far ahead, from the first packet to the last."""
         self._line = line
-        self._connect_s = connect_s
+        self._config = config
         self._gone = gone
+        self._track: OpusTrack | None = None
+        self._sender: RTCRtpSender | None = None
+        self._channel: Channel | None = None
+        self._sign_s = 0.0
+        """When the listener last gave a sign of life."""
+        self._receiver_report: datetime | None = None
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._connected = False
-        self._deadline: asyncio.Timeout | None = None
         self._over = asyncio.Event()
         self._ufrags: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._connection.add_listener("connectionstatechange", self._state_changed)
+        self._connection.add_listener("datachannel", self._open_channel)
 
-    async def answer(self, offer: str) -> str:
-        """Take the listener on; returns the SDP answer with all our candidates. Raises BadOffer."""
+    async def answer(self, offer: str, most_s: float | None = None) -> str:
+        """Take the listener on; returns the SDP answer with all our candidates. `most_s`: how much sound it can be told to hold, if it
+        can. Raises BadOffer."""
         sdp = prepare(offer)
         self._ufrags = ufrags(offer)
-        track = OpusTrack(self._line)
+        if most_s is not None:
+            self.target_s = min(self._config.client_lead_s, most_s)
+        track = self._track = OpusTrack(self._line, lead_for(self.target_s))
         track.add_listener("ended", self._over.set)
-        self._connection.addTrack(track)
+        sender = self._sender = self._connection.addTrack(track)
+        # aiortc has no name for it that is public; the pinned version keeps it for its sender reports.
+        track.wire_time = lambda: int(sender._RTCRtpSender__rtp_timestamp)  # type: ignore[attr-defined]
         # A listener never sends, whatever it offers.
         self._connection.getTransceivers()[0].direction = "sendonly"
         answered = False
@@ -88,21 +113,60 @@ class Peer:
             # aiortc 1.16 stumbles over a data channel section that it had not given a transport yet; there is nothing to close then.
             log.info("listener %s: half of an offer was abandoned", self.ident, exc_info=True)
 
+    def event(self, event: ServerEvent) -> None:
+        """Tell the listener, if it has a data channel."""
+        if self._channel is not None:
+            self._channel.event(event)
+
     async def _live(self) -> None:
+        deadline_s = time.monotonic() + self._config.connect_s
         try:
-            async with asyncio.timeout(None if self._connected else self._connect_s) as self._deadline:
-                await self._over.wait()
-        except TimeoutError:
-            log.info("listener %s did not connect within %g s", self.ident, self._connect_s)
+            while not await self._over_within(LOOK_EVERY_S if self._connected else min(LOOK_EVERY_S, deadline_s - time.monotonic())):
+                now_s = time.monotonic()
+                if not self._connected and now_s >= deadline_s:
+                    log.info("listener %s did not connect within %g s", self.ident, self._config.connect_s)
+                    break
+                if self._connected and await self._silent_for(now_s) >= self._config.silent_s:
+                    log.info("listener %s has gone: nothing came from it for %g s", self.ident, self._config.silent_s)
+                    break
         finally:
             await self._connection.close()
             self._gone(self)
 
+    async def _over_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _silent_for(self, now_s: float) -> float:
+        """Seconds without a sign of life, from a listener that should have given one: who is sent nothing may keep silent."""
+        assert self._sender is not None
+        stats = await self._sender.getStats()
+        report = next((entry.timestamp for entry in stats.values() if entry.type == "remote-inbound-rtp"), None)
+        if report != self._receiver_report or not self._line.awake(now_s):
+            self._receiver_report, self._sign_s = report, now_s
+        return now_s - self._sign_s
+
+    def _open_channel(self, channel: RTCDataChannel) -> None:
+        if channel.label == LABEL and self._channel is None:
+            self._channel = Channel(channel, self._report)
+        else:
+            channel.close()
+
+    def _report(self, stats: Stats, now_s: float) -> None:
+        if self._track is None or not self._line.serves(self._track):
+            return
+        self._sign_s = now_s
+        rtp_time = None if stats.rtp_time is None else self._track.from_wire(stats.rtp_time)
+        self.feedback.take(stats, rtp_time, now_s)
+        self._line.pause(self._track, self.feedback.paused)
+
     def _state_changed(self) -> None:
         state = self._connection.connectionState
         if state == "connected":
-            self._connected = True
-            if self._deadline is not None:
-                self._deadline.reschedule(None)
+            self._connected, self._sign_s = True, time.monotonic()
         elif state in ("failed", "closed"):
             self._over.set()

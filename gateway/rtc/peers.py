@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from gateway.config import GatewayConfig
 from gateway.rtc.peer import Peer
 from gateway.session import Session
 from gateway.sessions import NoSuchSession
@@ -13,15 +14,15 @@ from gateway.sessions import NoSuchSession
 class Peers:
     """Listeners by their WHEP identifier, at most one a session: a second one replaces the first."""
 
-    def __init__(self, connect_s: float) -> None:
-        self._connect_s = connect_s
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
         self._peers: dict[str, Peer] = {}
 
-    async def add(self, session: Session, offer: str) -> tuple[str, str]:
-        """A new listener for `session`: its identifier and SDP answer. Raises BadOffer, which leaves the old
-        listener alone, or NoSuchSession."""
-        peer = Peer(secrets.token_urlsafe(12), session.media, self._connect_s, self._gone)
-        answer = await peer.answer(offer)
+    async def add(self, session: Session, offer: str, most_s: float | None = None) -> tuple[Peer, str]:
+        """A new listener for `session`, which can be told to hold up to `most_s` of sound: itself and its SDP answer. Raises BadOffer,
+        which leaves the old listener alone, or NoSuchSession."""
+        peer = Peer(secrets.token_urlsafe(12), session.media, self._config, self._gone)
+        answer = await peer.answer(offer, most_s)
         self._peers[peer.ident] = peer
         if session.closed:
             await peer.close()
@@ -29,7 +30,7 @@ class Peers:
         old, session.listener = session.listener, peer
         if old is not None:
             old.dismiss()
-        return peer.ident, answer
+        return peer, answer
 
     def get(self, ident: str) -> Peer | None:
         """The listener with this identifier."""

@@ -4,6 +4,7 @@ One listener a session: a second one replaces the first. No ICE restart, so no E
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -19,11 +20,15 @@ from gateway.sessions import BadToken, NoSuchSession
 
 SDP = "application/sdp"
 TRICKLE = "application/trickle-ice-sdpfrag"
+MOST_TARGET = "Vivavoce-Max-Target-Ms"
+"""On an offer: the jitterBufferTarget that the listener can be given at most, in milliseconds."""
+TARGET = "Vivavoce-Target-Ms"
+"""On an answer: the one it is to be given before the first packet comes. Sound is sent as far ahead."""
 CORS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "OPTIONS, POST, PATCH, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, If-Match",
-    "Access-Control-Expose-Headers": "Location, Link, ETag",
+    "Access-Control-Allow-Headers": f"Authorization, Content-Type, If-Match, {MOST_TARGET}",
+    "Access-Control-Expose-Headers": f"Location, Link, ETag, {TARGET}",
     "Access-Control-Max-Age": "86400",
 }
 
@@ -81,13 +86,14 @@ async def offer(request: web.Request) -> web.Response:
     session = _session(request)
     SESSION.set(session.ident)
     try:
-        ident, answer = await request.app[PEERS].add(session, await _text(request))
+        peer, answer = await request.app[PEERS].add(session, await _text(request), _most_target_s(request))
     except NoSuchSession as error:
         raise Refused(404, error) from error
     except BadOffer as error:
         raise Refused(400, error) from error
-    location = str(request.app.router["whep-listener"].url_for(ident=ident))
-    response = web.Response(status=201, text=answer, content_type=SDP, headers={"Location": location})
+    location = str(request.app.router["whep-listener"].url_for(ident=peer.ident))
+    headers = {"Location": location, TARGET: f"{peer.target_s * 1000:.0f}"}
+    response = web.Response(status=201, text=answer, content_type=SDP, headers=headers)
     _link(request, response, session)
     return response
 
@@ -134,6 +140,15 @@ def _peer(request: web.Request) -> Peer:
     if peer is None:
         raise Refused(404, "no such listener")
     return peer
+
+
+def _most_target_s(request: web.Request) -> float | None:
+    value = request.headers.get(MOST_TARGET)
+    if value is None:
+        return None
+    if not re.fullmatch(r"[0-9]{2,4}", value):
+        raise Refused(400, f"{MOST_TARGET}: expected milliseconds from 10 to 9999, this is {value[:60]!r}; leave it out if there is no target")
+    return int(value) / 1000
 
 
 def _token(request: web.Request) -> str | None:

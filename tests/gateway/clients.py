@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 from aiohttp.test_utils import TestClient
-from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
 from numpy.typing import NDArray
 
@@ -74,9 +77,18 @@ class Listener:
         self.silences: list[tuple[float, int]] = []
         self.location = ""
         self.answer = ""
+        self.headers: Mapping[str, str] = {}
         self.closed = asyncio.Event()
+        self.channel: RTCDataChannel | None = None
+        self.events: list[dict[str, Any]] = []
+        """What came over the data channel."""
+        self.playhead = 0
+        """How many of the packets that came have been played, as the reports say."""
+        self._packets: list[int] = []
+        self._reporting: asyncio.Task[None] | None = None
         self._samples: list[NDArray[np.int16]] = []
         self._connected = asyncio.Event()
+        self._opened = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.connection.add_listener("track", self._on_track)
         self.connection.add_listener("connectionstatechange", self._on_state)
@@ -84,25 +96,73 @@ class Listener:
     async def offer(self, *, channel: bool = False) -> str:
         self.connection.addTransceiver("audio", direction="recvonly")
         if channel:
-            self.connection.createDataChannel("events")
+            self.channel = self.connection.createDataChannel("events")
+            self.channel.add_listener("open", self._opened.set)
+            self.channel.add_listener("message", lambda message: self.events.append(json.loads(message)))
         await self.connection.setLocalDescription(await self.connection.createOffer())
         return str(self.connection.localDescription.sdp)
 
-    async def connect(self, token: str, *, channel: bool = False) -> None:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/sdp"}
+    async def connect(self, token: str, *, channel: bool = False, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/sdp", **headers}
         async with self.client.post("/v1/whep", data=await self.offer(channel=channel), headers=headers) as response:
             self.answer = await response.text()
             assert response.status == 201, self.answer
-            self.location = response.headers["Location"]
+            self.location, self.headers = response.headers["Location"], response.headers
         await self.connection.setRemoteDescription(RTCSessionDescription(self.answer, "answer"))
         async with asyncio.timeout(PATIENCE_S):
             await self._connected.wait()
+            if self.channel is not None:
+                await self._opened.wait()
+
+    def send(self, kind: str, **fields: object) -> None:
+        """An event on the data channel."""
+        assert self.channel is not None
+        self.channel.send(json.dumps({"type": kind, **fields}))
+
+    def report(self, **fields: object) -> None:
+        """What a browser says of its playback; `fields` replace some of it."""
+        at = min(self.playhead, len(self._packets)) - 1
+        self.send("stats", **{"rtp_time": self._packets[at] if at >= 0 else None, "received": len(self._packets), **fields})
+
+    def play(self, *, behind: int = 4) -> None:
+        """From now on: play each packet when `behind` later ones are there, and report it."""
+        self.stop_playing()
+        self._reporting = asyncio.create_task(self._play(behind))
+
+    def pause(self) -> None:
+        """From now on: play nothing, and report it."""
+        self.stop_playing()
+        self._reporting = asyncio.create_task(self._play(None))
+
+    def stop_playing(self) -> None:
+        """No more reports."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+
+    async def _play(self, behind: int | None) -> None:
+        frozen_s = time.monotonic()
+        while True:
+            if behind is not None:
+                self.playhead = max(self.playhead, len(self._packets) - behind)
+            self.report(age_ms=0 if behind is not None else (time.monotonic() - frozen_s) * 1000)
+            await asyncio.sleep(0.2)
+
+    async def channel_event(self, kind: str) -> dict[str, Any]:
+        """The next event of this kind on the data channel, or one that has come already; those before it are dropped."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                while self.events:
+                    if (event := self.events.pop(0))["type"] == kind:
+                        return event
+                await asyncio.sleep(0.005)
 
     @property
     def samples(self) -> NDArray[np.int16]:
         return np.concatenate(self._samples) if self._samples else np.zeros(0, np.int16)
 
     async def close(self) -> None:
+        self.stop_playing()
         await self.connection.close()
         if self._task is not None:
             await self._task
@@ -115,6 +175,7 @@ class Listener:
         async def noted(packet: Any, arrival_time_ms: int) -> None:
             kind = self.silences if packet.payload == SILENCE else self.arrivals
             kind.append((time.monotonic(), packet.timestamp))
+            self._packets.append(packet.timestamp)
             await handle(packet, arrival_time_ms=arrival_time_ms)
 
         receiver._handle_rtp_packet = noted

@@ -1,0 +1,166 @@
+"""Playhead: what an RTP listener has heard, by its own word, or by estimate while there is none. Pure; counts are samples.
+
+Every packet has a time at which a listener without any delay would begin to play it (gateway.media.pacer). A listener is as far as
+the packet for which that time was `delay` ago: a report measures the delay, and it holds until the next one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gateway.media.opus import PACKET_S
+from gateway.media.pacer import Slot
+
+USUAL_DELAY_S = 0.075
+"""Of a browser on a good network that does not say."""
+STALE_S = 2.0
+"""A report older than this is no news; the estimate runs on from it."""
+KEEP_S = 4.0
+"""Packets are remembered for this long after they should have been played: a report may still name one."""
+MOST_KEPT = 2000
+"""Packets remembered of a listener that has stopped reporting and may not have heard them."""
+
+
+class Packet(NamedTuple):
+    """20 ms of Opus. `samples` counts those that are speech and not padding."""
+
+    payload: bytes
+    utterance: int
+    samples: int
+    first: bool
+
+
+class Sent(NamedTuple):
+    """A packet on the wire; `packet` None is silence."""
+
+    rtp_time: int
+    plays_s: float
+    packet: Packet | None
+
+
+class Playhead:
+    """One line's listeners, one after the other. Times are monotonic seconds."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._sent: deque[Sent] = deque()
+        self._count: dict[int, int] = {}
+        """Samples of each utterance that were sent, but for those that are to be sent again."""
+        self._delay_s = USUAL_DELAY_S
+        self._stands_at_s: float | None = None
+        """As a time of `plays_s`: where a listener that does not play has stopped."""
+        self._reported_s = float("-inf")
+        self._gone = False
+
+    # What is known
+
+    def begin(self, now_s: float) -> list[Packet]:
+        """Somebody else listens from now on. Returns what was sent and not heard to its end, to be sent again."""
+        content_s = self._content(now_s)
+        again = [sent.packet for sent in self._sent if sent.packet is not None and sent.plays_s + PACKET_S > content_s]
+        for packet in again:
+            if packet.utterance in self._count:
+                self._count[packet.utterance] -= packet.samples
+        self._sent.clear()
+        self._delay_s, self._stands_at_s, self._reported_s, self._gone = USUAL_DELAY_S, None, float("-inf"), False
+        return again
+
+    def leave(self, now_s: float) -> None:
+        """The listener has gone. It is taken to have heard no more than it told of: who takes its place hears some of it again rather
+        than not at all."""
+        if not self._gone:
+            self._stands_at_s, self._gone = self._content(now_s if self._reported_s == float("-inf") else self._reported_s), True
+
+    def sent(self, slot: Slot, packet: Packet | None, now_s: float) -> None:
+        """`packet`, or silence, leaves in `slot`."""
+        self._sent.append(Sent(slot.rtp_time, slot.plays_s, packet))
+        if packet is not None:
+            self._count[packet.utterance] = self._count.get(packet.utterance, 0) + packet.samples
+        told_s = self._content(min(now_s, self._reported_s)) if self._reported_s > float("-inf") else float("inf")
+        kept_s = min(self._content(now_s), told_s) - KEEP_S
+        while self._sent[0].plays_s < kept_s or len(self._sent) > MOST_KEPT:
+            self._sent.popleft()
+
+    def find(self, rtp_time: int) -> Sent | None:
+        """What was sent with this RTP time, or was the last before it; None if that is not remembered."""
+        found = None
+        for sent in self._sent:
+            if sent.rtp_time > rtp_time:
+                break
+            found = sent
+        return found
+
+    @property
+    def last_rtp_time(self) -> int | None:
+        """Of what was sent last."""
+        return self._sent[-1].rtp_time if self._sent else None
+
+    def report(self, content_s: float, standing: bool, now_s: float) -> None:
+        """The listener is where one without delay was at `content_s`, and plays on or stands still there."""
+        self._delay_s, self._reported_s = now_s - content_s, now_s
+        self._stands_at_s = content_s if standing else None
+
+    def drop(self, first: int, now_s: float) -> None:
+        """Utterance `first` and later ones are not listened to any more."""
+        self._count = {number: count if number < first else self.heard(number, now_s) for number, count in self._count.items()}
+        silent = [sent._replace(packet=None) if sent.packet is not None and sent.packet.utterance >= first else sent for sent in self._sent]
+        self._sent = deque(silent)
+
+    def forget(self, utterance: int) -> None:
+        """No more questions about `utterance` will come."""
+        self._count.pop(utterance, None)
+
+    # What it means
+
+    def measured(self, now_s: float) -> bool:
+        """Whether the listener itself has said where it is, not long ago."""
+        return not self._gone and now_s - self._reported_s < STALE_S
+
+    def heard(self, utterance: int, now_s: float) -> int:
+        """Samples of `utterance` heard by now."""
+        return self._count.get(utterance, 0) - sum(left for number, left in self._unheard(now_s) if number == utterance)
+
+    def playing(self, utterance: int, now_s: float) -> bool:
+        """Whether sound of `utterance` is running now."""
+        now = self._at(now_s)
+        return self._running(now_s) and now is not None and now.packet is not None and now.packet.utterance == utterance
+
+    def in_speech(self, now_s: float) -> bool:
+        """Whether what is to be heard now is speech."""
+        now = self._at(now_s)
+        return now is not None and now.packet is not None
+
+    def dry(self, now_s: float) -> bool:
+        """Whether all speech that was sent has been played."""
+        return self.buffered_s(now_s) == 0.0
+
+    def buffered_s(self, now_s: float) -> float:
+        """Speech that was sent and not heard yet."""
+        return sum(left for _, left in self._unheard(now_s)) / self._rate
+
+    def _running(self, now_s: float) -> bool:
+        return self._stands_at_s is None or (not self._gone and now_s - self._reported_s >= STALE_S)
+
+    def _content(self, now_s: float) -> float:
+        """Where the listener is, as a time of `plays_s`."""
+        if self._stands_at_s is None:
+            return now_s - self._delay_s
+        # Whoever stood still and says nothing any more is taken to play on.
+        return self._stands_at_s + (0.0 if self._gone else max(0.0, now_s - self._reported_s - STALE_S))
+
+    def _at(self, now_s: float) -> Sent | None:
+        content_s = self._content(now_s)
+        under = itertools.takewhile(lambda sent: sent.plays_s + PACKET_S > content_s, reversed(self._sent))
+        return next((sent for sent in under if sent.plays_s <= content_s), None)
+
+    def _unheard(self, now_s: float) -> Iterator[tuple[int, int]]:
+        """Utterance and samples of what was sent and not heard, packet by packet."""
+        content_s = self._content(now_s)
+        for sent in reversed(self._sent):
+            if sent.plays_s + PACKET_S <= content_s:
+                return
+            if sent.packet is not None:
+                played = max(0, round((content_s - sent.plays_s) * self._rate))
+                yield sent.packet.utterance, max(0, sent.packet.samples - played)

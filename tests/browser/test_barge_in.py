@@ -1,0 +1,217 @@
+"""Barge-in as a listener knows it: silence at once, nothing of what was cancelled afterwards, and an honest word on what was heard."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.async_api import Page
+
+from tests.browser.conftest import Gateway, OpenDemo
+from tests.browser.demo import Demo
+from tests.browser.matching import RATE, Signal, find, rms
+
+SILENT_WITHIN_S = 0.1
+HEARD_WITHIN_MS = 120
+AUDIBLE = 0.005
+LINE = "This line is long enough to be stopped in the middle."
+TRIES = 4
+
+GUEST = """async ({ whep, token }) => {
+  const { Listener } = await import("/listener.js");
+  const { Tap } = await import("/tap.js");
+  const { Recorder } = await import("/recorder.js");
+  window.listener = new Listener(document.getElementById("speaker"));
+  window.tap = new Tap();
+  window.recording = new Recorder();
+  await listener.prepare();
+  await listener.connect(whep, token, AbortSignal.timeout(10_000));
+  await tap.attach(listener.stream);
+  tap.onblock = (block) => recording.add(block);
+}"""
+SAMPLES = """async (recorder) => {
+  const bytes = new Uint8Array(await eval(recorder).wav().arrayBuffer());
+  return Array.from(new Int16Array(bytes.buffer, 44));
+}"""
+
+
+async def samples(page: Page, recorder: str) -> Signal:
+    """What was recorded on this page, at RATE."""
+    recorded = np.array(await page.evaluate(SAMPLES, recorder), dtype=np.float64) / 32768
+    return recorded[::2]
+
+
+async def note_events(page: Page) -> None:
+    """From now on the page keeps what the gateway says in `said`."""
+    await page.evaluate("""() => {
+      window.said = [];
+      for (const type of ["started", "heard", "playback", "done", "cancelled"])
+        vivavoce.session.on(type, ({ utterance, ...rest }) => said.push({ type, ...rest, ...structuredClone(utterance ?? {}) }));
+    }""")
+
+
+async def said(page: Page, kind: str) -> list[dict[str, Any]]:
+    return [event for event in await page.evaluate("said") if event["type"] == kind]
+
+
+async def speaking(demo: Demo, for_ms: int, text: str = LINE) -> None:
+    """The page speaks, and its recording begins with silence before it."""
+    await demo.clear_recording()
+    await demo.type(text)
+    await demo.page.keyboard.press("Enter")
+    await demo.until_heard()
+    await demo.page.wait_for_timeout(for_ms)
+
+
+async def stop(page: Page, how: str = "vivavoce.session.cancel()") -> float:
+    """Stop in the page; returns where its recording was then, in seconds."""
+    at_s: float = await page.evaluate(f"() => {{ const at = vivavoce.recorder.seconds; {how}; return at; }}")
+    return at_s
+
+
+def silence(recording: Signal, from_s: float, until_s: float | None = None) -> float:
+    """The loudest sample of a stretch."""
+    stretch = recording[round(from_s * RATE) : None if until_s is None else round(until_s * RATE)]
+    return float(np.abs(stretch).max()) if len(stretch) else 0.0
+
+
+@pytest.mark.parametrize("for_ms", [300, 1100, 2000])
+async def test_heard_is_what_the_recording_shows(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal, for_ms: int) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await note_events(demo.page)
+    errors_ms = []
+    for number in range(1, 1 + TRIES):
+        await speaking(demo, for_ms)
+        at_s = await stop(demo.page)
+        await demo.until("cancelled", number)
+        await demo.page.wait_for_timeout(300)
+        recording = await demo.recording()
+        assert silence(recording, at_s + SILENT_WITHIN_S) < 0.001
+        begun_s = find(known, recording[: round(at_s * RATE)]) / RATE
+        # The page's recording runs a block and a message behind what is played.
+        last_s = np.flatnonzero(np.abs(recording) > 1e-5)[-1] / RATE
+        event = (await said(demo.page, "cancelled"))[-1]
+        error_ms = event["heardMs"] - (last_s - begun_s) * 1000
+        print(f"heard {event['heardMs']} ms, recorded {(last_s - begun_s) * 1000:.0f} ms, error {error_ms:.0f} ms")
+        assert LINE.startswith(event["spokenText"]) and not event["spokenText"].endswith(" ")
+        rest = LINE[len(event["spokenText"]) :]
+        assert rest == "" or rest.startswith(" "), "heard text ends with a word"
+        errors_ms.append(abs(error_ms))
+        if errors_ms[-1] <= HEARD_WITHIN_MS:
+            break
+    assert errors_ms[-1] <= HEARD_WITHIN_MS
+    assert all(event["measured"] for event in (await said(demo.page, "playback"))[2:])
+
+
+async def test_an_interruption_is_heard_and_what_it_interrupts_is_not(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await note_events(demo.page)
+    for number in range(1, 1 + TRIES):
+        await speaking(demo, 900)
+        at_s = await stop(demo.page, 'vivavoce.session.append("Wait, I have news.", { interrupt: true }); vivavoce.session.end()')
+        await demo.until("cancelled", number)
+        await demo.until("done", number)
+        recording = await demo.recording()
+        after = recording[round(at_s * RATE) :]
+        begins_s = find(known, after) / RATE
+        sounding = silence(after, SILENT_WITHIN_S, begins_s - 0.01)
+        head = rms(after[round(begins_s * RATE) :][: RATE // 5]) / rms(known[: RATE // 5])
+        print(f"the next begins {begins_s * 1000:.0f} ms after the interruption, its head at {head:.2f}, before it {sounding:.4f}")
+        if sounding < 0.001 and head > 0.7:
+            break
+    assert sounding < 0.001, "what was interrupted was heard again"
+    assert head > 0.7, "the new one was muted at its start"
+    assert begins_s < 1.0
+    assert [event["text"] for event in await said(demo.page, "done")] == ["Wait, I have news."] * number
+
+
+async def test_cancelled_before_its_first_sound(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await note_events(demo.page)
+    await demo.clear_recording()
+    await demo.page.evaluate("() => { vivavoce.session.append('Nobody hears this.'); vivavoce.session.end(); vivavoce.session.cancel(); }")
+    await demo.page.wait_for_timeout(1500)
+    assert silence(await demo.recording(), 0.0) < 0.001
+    assert not await said(demo.page, "heard") and not await said(demo.page, "done")
+    await demo.say("This is heard.")
+    assert silence(await demo.recording(), 0.0) > AUDIBLE
+
+
+async def test_cancelled_twice_and_long_after_it_is_over(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await note_events(demo.page)
+    await speaking(demo, 600)
+    await demo.page.evaluate("() => { vivavoce.session.cancel(); vivavoce.session.cancel(); }")
+    await demo.until("cancelled", 1)
+    await stop(demo.page)
+    await demo.page.wait_for_timeout(400)
+    assert len(await said(demo.page, "cancelled")) == 1
+    await demo.say("The next is whole.")
+    await demo.page.wait_for_timeout(500)
+    await stop(demo.page)
+    await demo.page.wait_for_timeout(400)
+    assert len(await said(demo.page, "cancelled")) == 1 and len(await said(demo.page, "done")) == 1
+
+
+@pytest.mark.parametrize("early_ms", [-40, 0, 40, 90])
+async def test_cancel_races_with_done(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal, early_ms: int) -> None:
+    """The page stops around the moment at which all has been sent: it is told either end, and is not left muted."""
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await note_events(demo.page)
+    await demo.type(LINE)
+    await demo.page.keyboard.press("Enter")
+    await demo.until_heard()
+    length_ms = len(known) / RATE * 1000
+    await demo.page.evaluate(
+        """(ms) => new Promise((resolve) => {
+          const { session } = vivavoce;
+          setTimeout(() => resolve(session.cancel()), session.tap.onsetAt + ms - performance.now());
+        })""",
+        length_ms - 80 - early_ms,
+    )
+    await demo.page.wait_for_timeout(500)
+    ends = [*await said(demo.page, "done"), *await said(demo.page, "cancelled")]
+    print([(end["type"], end["state"], end["heardMs"]) for end in ends])
+    assert ends and {end["id"] for end in ends} == {1}
+    await demo.clear_recording()
+    await demo.say("Still there.")
+    recording = await demo.recording()
+    assert rms(recording[find(known, recording) :][: RATE // 5]) > 0.7 * rms(known[: RATE // 5])
+
+
+async def test_a_guest_falls_silent_when_the_owner_cancels(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal) -> None:
+    owner = await open_demo(wav_gateway.url)
+    await owner.connect()
+    await note_events(owner.page)
+    guest = await open_demo(wav_gateway.url)
+    await guest.page.evaluate(GUEST, await owner.page.evaluate("vivavoce.session.invitation"))
+    await guest.page.wait_for_timeout(2000)
+    for _ in range(TRIES):
+        await guest.page.evaluate("recording.clear()")
+        await owner.type(LINE)
+        await owner.page.keyboard.press("Enter")
+        await guest.page.wait_for_function("performance.now() - tap.audibleAt < 50")
+        await guest.page.wait_for_timeout(900)
+        _, at_s = await asyncio.gather(owner.page.evaluate("vivavoce.session.cancel()"), guest.page.evaluate("recording.seconds"))
+        await guest.page.wait_for_timeout(500)
+        recording = await samples(guest.page, "recording")
+        last_s = np.flatnonzero(np.abs(recording) > 1e-5)[-1] / RATE
+        begun_s = find(known, recording[: round(at_s * RATE)]) / RATE
+        cancelled = (await said(owner.page, "cancelled"))[-1]
+        error_ms = cancelled["heardMs"] - (last_s - begun_s) * 1000
+        print(f"silent {(last_s - at_s) * 1000:.0f} ms after the cancel, error {error_ms:.0f} ms")
+        if last_s - at_s < SILENT_WITHIN_S and abs(error_ms) <= HEARD_WITHIN_MS:
+            break
+    assert last_s - at_s < SILENT_WITHIN_S
+    assert abs(error_ms) <= HEARD_WITHIN_MS
+    await guest.page.evaluate("recording.clear()")
+    await owner.type("And this is heard again.")
+    await owner.page.keyboard.press("Enter")
+    await guest.page.wait_for_function("performance.now() - tap.audibleAt < 50")

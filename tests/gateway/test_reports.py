@@ -1,0 +1,260 @@
+"""Listeners who report how far they are, who pause, vanish, come back and lie; and what the engine is told. Real sockets, aiortc."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.keys import PEERS, SESSIONS
+from tests.gateway.matching import align
+from tests.gateway.stand_in import RATE, StandInEngine
+
+TEXT = "The quick brown fox jumps over the lazy dog while seven wizards argue."
+LONG = f"{TEXT} {TEXT}"
+SHORT = "Just a few words."
+
+
+@pytest.fixture
+def config(config: GatewayConfig) -> GatewayConfig:
+    return msgspec.structs.replace(config, unheard_s=1.0, silent_s=3.0)
+
+
+def line(gateway, speaker):
+    return gateway.app[SESSIONS].by_token(speaker.created["token"]).media
+
+
+def span(listener) -> int:
+    """Packets from the first sound to the last, with those between that are as silent as silence."""
+    return (listener.arrivals[-1][1] - listener.arrivals[0][1]) % 2**32 // 960 + 1
+
+
+async def start(speaker, text: str = LONG) -> None:
+    await speaker.send("text.append", text=text)
+    await speaker.send("text.end")
+    await speaker.event("utterance.started")
+
+
+async def test_a_report_makes_playback_measured_and_its_end_an_estimate_again(connect, listen, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    await start(speaker)
+    assert not (await speaker.event("playback"))["measured"]
+    listener.play(behind=6)
+    await asyncio.sleep(0.5)
+    told = await speaker.event("playback")
+    while not told["measured"]:
+        told = await speaker.event("playback")
+    assert 60 <= told["buffered_ms"] <= 220
+    assert told["dry_in_ms"] >= told["buffered_ms"]
+    assert engine.utterances[0].playbacks[-1].measured and engine.utterances[0].playbacks[-1].playing
+    listener.stop_playing()
+    await asyncio.sleep(2.4)
+    assert not engine.utterances[0].playbacks[-1].measured
+    while (await speaker.event("playback"))["measured"]:
+        pass
+    heard = engine.utterances[0].playbacks[-1].heard
+    await asyncio.sleep(0.5)
+    assert engine.utterances[0].playbacks[-1].heard > heard + 0.2 * RATE, "without reports the estimate runs on"
+
+
+async def test_heard_is_what_the_listener_says(connect, listen) -> None:
+    """It plays a second late: no estimate could know."""
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.play(behind=50)
+    await asyncio.sleep(1.2)
+    await start(speaker)
+    begun_s = time.monotonic()
+    await asyncio.sleep(2.0)
+    await speaker.send("cancel")
+    cancelled = await speaker.event("utterance.cancelled")
+    expected_ms = (time.monotonic() - begun_s - 1.0) * 1000
+    assert cancelled["measured"] and abs(cancelled["heard_ms"] - expected_ms) < 120
+
+
+async def test_a_paused_listener_is_sent_no_more_and_goes_on_where_it_was(connect, listen, gateway, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.play()
+    await start(speaker, TEXT)
+    await asyncio.sleep(0.6)
+    listener.pause()
+    await asyncio.sleep(0.6)
+    sent, heard = len(listener.arrivals), engine.utterances[0].playbacks[-1].heard
+    assert not engine.utterances[0].playbacks[-1].playing
+    await asyncio.sleep(0.3)
+    assert len(listener.arrivals) == sent, "what a paused receiver is sent overflows it"
+    assert engine.utterances[0].playbacks[-1].heard == heard
+    listener.play()
+    await speaker.event("utterance.done")
+    await speaker.say(SHORT)
+    _, scores = align(listener.samples, bytes(engine.utterances[0].pcm))
+    # aiortc makes up nothing for the pause, so there is none in what it decoded.
+    assert min(scores) >= 0.9
+
+
+async def test_somebody_who_takes_over_hears_what_the_first_did_not(connect, listen, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    first = await listen(speaker, channel=True)
+    first.play()
+    await start(speaker, TEXT)
+    await asyncio.sleep(0.8)
+    first.pause()
+    await asyncio.sleep(0.5)
+    told = engine.utterances[0].playbacks[-1].heard
+    second = await listen(speaker, channel=True)
+    second.play(behind=1)
+    await speaker.event("utterance.done")
+    made = len(engine.utterances[0].pcm) // 2
+    again = span(second) * 480 - (made - told)
+    assert 0 <= again <= 0.05 * RATE, "nothing is lost or said twice, but for a packet's rest"
+
+
+async def test_a_listener_that_vanishes_frees_the_engine_and_a_later_one_hears_the_rest(connect, listen, gateway, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    first = await listen(speaker, channel=True)
+    first.play()
+    await start(speaker)
+    await asyncio.sleep(1.0)
+    first.stop_playing()
+    await first.connection.close()
+    left_s = time.monotonic()
+    done = await speaker.event("utterance.done")
+    assert 0.8 < time.monotonic() - left_s < 1.6
+    await asyncio.sleep(0.1)
+    assert engine.utterances[0].cancelled and len(engine.utterances) == 1
+    assert done["reason"] == "unheard" and 700 < done["duration_ms"] < 1400
+    assert LONG.startswith(done["text"]) and 0 < len(done["text"]) < 40
+    await asyncio.sleep(0.5)
+    assert len(engine.utterances) == 1, "nobody is there to hear the rest"
+    second = await listen(speaker, channel=True)
+    second.play()
+    rest = await speaker.event("utterance.done")
+    assert (rest["utterance"], rest["reason"]) == (2, "end")
+    assert done["text"] + rest["text"] == LONG
+    _, scores = align(second.samples[: 48000 * 8], bytes(engine.utterances[1].pcm)[: 48000 * 5])
+    assert min(scores) >= 0.9
+
+
+async def test_a_new_listener_within_the_grace_goes_on_without_the_engine_noticing(connect, listen, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    first = await listen(speaker, channel=True)
+    first.play()
+    await start(speaker)
+    await asyncio.sleep(1.0)
+    await first.close()
+    await asyncio.sleep(0.4)
+    second = await listen(speaker, channel=True)
+    second.play()
+    done = await speaker.event("utterance.done")
+    assert (done["utterance"], done["reason"], done["text"]) == (1, "end", LONG)
+    assert len(engine.utterances) == 1 and not engine.utterances[0].cancelled
+    missing = len(engine.utterances[0].pcm) // 2 / 480 - span(first) - span(second)
+    assert -20 < missing <= 0, "nothing lost, and no more said twice than lies between two reports"
+
+
+async def test_a_listener_that_is_cut_off_is_noticed(connect, listen, gateway, engine: StandInEngine) -> None:
+    """As a killed tab: no word of farewell. Nothing comes from it any more, neither reports nor RTCP."""
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.play()
+    await start(speaker)
+    await asyncio.sleep(1.0)
+    listener.stop_playing()
+    receiver = listener.connection.getReceivers()[0]
+    receiver._RTCRtpReceiver__rtcp_task.cancel()
+    cut_s = time.monotonic()
+    done = await speaker.event("utterance.done")
+    assert done["reason"] == "unheard" and 3.0 < time.monotonic() - cut_s < 7.0
+    assert done["duration_ms"] < 1600, "heard is what was reported, and not what was sent into the void"
+    await asyncio.sleep(0.1)
+    assert engine.utterances[0].cancelled
+    assert gateway.app[PEERS]._peers == {}
+
+
+async def test_who_only_listens_may_not_speak(connect, listen, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    for kind, fields in (("text.append", {"text": "Let me in."}), ("cancel", {}), ("session.update", {"voice": "ryan"})):
+        listener.send(kind, **fields)
+        error = await listener.channel_event("error")
+        assert error["code"] == "not_allowed" and "WebSocket" in error["message"]
+    listener.send("ping")
+    await listener.channel_event("pong")
+    assert engine.utterances == []
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "about"),
+    [
+        ("{", "malformed_event", "JSON"),
+        ('{"type":"stats","rtp_time":"12"}', "invalid_event", "rtp_time"),
+        ('{"type":"stats","rtp_time":-1}', "invalid_event", "rtp_time"),
+        ('{"type":"stats","rtp_time":1,"age_ms":NaN}', "malformed_event", "JSON"),
+        ('{"type":"stats","rtp_time":1,"age_ms":-5}', "invalid_event", "age_ms"),
+        ('{"type":"stats","rtp_time":1,"received":1.5}', "invalid_event", "received"),
+        ('{"type":"stats"}', "invalid_event", "rtp_time"),
+        ('{"type":"playhead"}', "unknown_event", "stats, ping"),
+        ("x" * 3000, "event_too_long", "2000"),
+        (b"bytes", "malformed_event", "text"),
+    ],
+)
+async def test_nonsense_is_answered_with_what_is_wrong(connect, listen, said, code: str, about: str) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.channel.send(said)
+    error = await listener.channel_event("error")
+    assert error["code"] == code and about in error["message"]
+    await speaker.say(SHORT)
+
+
+async def test_a_flood_of_reports_does_no_harm(connect, listen, gateway) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    await start(speaker, TEXT)
+    for _ in range(300):
+        listener.report()
+    done = await speaker.event("utterance.done")
+    assert done["reason"] == "end"
+    feedback = gateway.app[SESSIONS].by_token(speaker.created["token"]).listener.feedback
+    assert 10 <= feedback.refused["too_many"] <= 300
+
+
+async def test_a_listener_is_told_what_is_said(connect, listen) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.play()
+    await asyncio.sleep(0.3)
+    await start(speaker)
+    started = await listener.channel_event("utterance.started")
+    await asyncio.sleep(0.5)
+    assert started["rtp_time"] == listener.arrivals[0][1]
+    await speaker.send("cancel")
+    assert await listener.channel_event("utterance.cancelled") == await speaker.event("utterance.cancelled")
+
+
+@pytest.mark.parametrize(("wish", "target"), [(None, "80"), ("4000", "400"), ("200", "200")])
+async def test_as_much_is_sent_ahead_as_the_listener_is_told_to_hold(connect, gateway, listen, wish: str | None, target: str) -> None:
+    peers = gateway.app[PEERS]
+    peers._config = msgspec.structs.replace(peers._config, client_lead_s=0.4)
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, headers={} if wish is None else {"Vivavoce-Max-Target-Ms": wish})
+    assert listener.headers["Vivavoce-Target-Ms"] == target
+    await speaker.say(TEXT)
+    everything = sorted([*listener.silences, *listener.arrivals])
+    ahead_ms = [(rtp - everything[0][1]) % 2**32 / 48 - (at - everything[0][0]) * 1000 for at, rtp in everything]
+    steady = sorted(ahead_ms[25:])
+    expected = int(target) - 40
+    assert abs(steady[len(steady) // 2] - expected) < 15
+    assert steady[len(steady) * 9 // 10] - steady[len(steady) // 10] < 25, "constant in a spurt"
+
+
+async def test_a_target_that_is_no_number_is_refused(connect, gateway, listen) -> None:
+    speaker = await connect("webrtc")
+    headers = {"Authorization": f"Bearer {speaker.created['token']}", "Content-Type": "application/sdp", "Vivavoce-Max-Target-Ms": "plenty"}
+    async with gateway.post("/v1/whep", data="v=0", headers=headers) as response:
+        assert response.status == 400 and "Vivavoce-Max-Target-Ms" in (await response.json())["detail"]

@@ -1,0 +1,101 @@
+// What a listener tells the gateway: how far it has played and how it fares, five times a second, over the data channel `events`.
+// The gateway makes sound in the order in which its listeners would run dry, so a page that reports is served by what it really has.
+
+const EVERY_MS = 200;
+const PING_EVERY = 5; // reports
+const WRAP = 2 ** 32;
+
+/** The data channel of one connection. Make it before the offer. */
+export class Reports {
+  /** @type {(event: any) => void} an event of the session came: what starts, is done, is cancelled, and what is buffered here */
+  onevent = () => {};
+
+  #receiver;
+  #channel;
+  #timer = 0;
+  #count = 0;
+  #pingedAt = 0;
+  /** @type {number | null} */
+  #rttMs = null;
+  #delay = { sum: 0, count: 0 };
+
+  /** @param {RTCPeerConnection} peer @param {RTCRtpReceiver} receiver */
+  constructor(peer, receiver) {
+    this.#receiver = receiver;
+    this.#channel = peer.createDataChannel("events");
+    this.#channel.onopen = () => (this.#timer = setInterval(() => this.#report(), EVERY_MS));
+    this.#channel.onclose = () => this.close();
+    this.#channel.onmessage = ({ data }) => this.#receive(JSON.parse(data));
+  }
+
+  /** The packet that is being played: its RTP timestamp, and how long ago it began. @returns {{rtpTime: number, ageMs: number} | null} */
+  get playhead() {
+    const source = this.#receiver.getSynchronizationSources()[0];
+    if (!source) return null;
+    return { rtpTime: source.rtpTimestamp, ageMs: Math.max(0, performance.timeOrigin + performance.now() - source.timestamp) };
+  }
+
+  close() {
+    clearInterval(this.#timer);
+    this.#channel.onclose = null;
+    this.#channel.close();
+  }
+
+  async #report() {
+    if (this.#count++ % PING_EVERY === 0) {
+      this.#pingedAt = performance.now();
+      this.#send({ type: "ping" });
+    }
+    const counters = inbound(await this.#receiver.getStats());
+    // Last, for it is the part that goes out of date.
+    const { rtpTime, ageMs } = this.playhead ?? { rtpTime: null, ageMs: 0 };
+    this.#send({
+      type: "stats",
+      rtp_time: rtpTime,
+      age_ms: ageMs,
+      received: counters?.packetsReceived ?? 0,
+      concealed_ms: concealedMs(counters),
+      buffer_ms: this.#bufferMs(counters),
+      target_ms: this.#receiver.jitterBufferTarget ?? null,
+      rtt_ms: this.#rttMs,
+    });
+  }
+
+  /** @param {object} message */
+  #send(message) {
+    if (this.#channel.readyState === "open") this.#channel.send(JSON.stringify(message));
+  }
+
+  /** @param {any} event */
+  #receive(event) {
+    if (event.type === "pong") this.#rttMs = performance.now() - this.#pingedAt;
+    else this.onevent(event);
+  }
+
+  /** How long what was played since the last report had waited. @param {any} counters */
+  #bufferMs(counters) {
+    const { jitterBufferDelay: sum = 0, jitterBufferEmittedCount: count = 0 } = counters ?? {};
+    const before = this.#delay;
+    this.#delay = { sum, count };
+    return count > before.count ? Math.max(0, ((sum - before.sum) / (count - before.count)) * 1000) : 0;
+  }
+}
+
+/** The counters of what is received, or null before anything was. @param {RTCStatsReport} stats @returns {any} */
+export function inbound(stats) {
+  for (const report of stats.values()) if (report.type === "inbound-rtp") return report;
+  return null;
+}
+
+/** How far one RTP timestamp is past another, in ticks; they wrap around. @param {number} later @param {number} earlier */
+export function ticksPast(later, earlier) {
+  const past = (later - earlier + WRAP) % WRAP;
+  return past < WRAP / 2 ? past : past - WRAP;
+}
+
+/** Sound that was made up because none had come; silence that was made up is none. @param {any} counters */
+function concealedMs(counters) {
+  if (!counters?.totalSamplesReceived) return 0;
+  const rate = counters.totalSamplesReceived / counters.totalSamplesDuration || 48_000;
+  return Math.max(0, ((counters.concealedSamples - (counters.silentConcealedSamples ?? 0)) / rate) * 1000);
+}
