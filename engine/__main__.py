@@ -8,6 +8,7 @@ import logging
 import sys
 from pathlib import Path
 
+from engine import logs
 from engine.config import PROFILES, deterministic
 from engine.errors import EngineError
 
@@ -26,6 +27,9 @@ def main() -> int:
     serve.add_argument("--deterministic", action="store_true", help="launches of one shape: the same bits whatever else is spoken, at a higher cost")
     serve.add_argument("--threads", type=int, help="CPU threads of the model")
     serve.add_argument("--trace", type=Path, help="on exit, write every launch to this file as JSON lines")
+    serve.add_argument("--log-format", choices=("text", "json"), default="text")
+    serve.add_argument("--log-level", choices=("info", "warning", "error"), default="info")
+    parser.set_defaults(log_format="text", log_level="info")
     conform = commands.add_parser("conform", help="compare the serving path with golden fixtures")
     conform.add_argument("folder", type=Path, help="a fixture folder: manifest.json, checkpoints/, goldens/")
     conform.add_argument("--case", action="append", default=[], help="run only this case, as CASE or CHECKPOINT/CASE; may be repeated")
@@ -40,7 +44,7 @@ def main() -> int:
     random.add_argument("folder", type=Path, metavar="DIR", help="a new folder; 1.7B takes 4.6 GB")
     random.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(arguments.log_format, getattr(logging, arguments.log_level.upper()))
     try:
         if arguments.command == "conform":
             from engine.conform import run

@@ -22,7 +22,7 @@ from engine.finding import Finding
 from engine.model.hub import resolve_model
 from gateway.config import GatewayConfig, is_loopback
 from gateway.flags import with_model
-from gateway.pool import EnginePool
+from gateway.pool import QUIET_COMMAND, EnginePool
 from gateway.rtc.ice import LOOPBACK, host_addresses
 from gateway.sinks import PLAYER_SETTING, PLAYERS
 
@@ -67,7 +67,7 @@ async def _speech(config: GatewayConfig) -> Finding:
     logging.getLogger("gateway.pool").setLevel(logging.CRITICAL)
     begun_s = time.monotonic()
     try:
-        async with EnginePool(config) as engines:
+        async with EnginePool(config, QUIET_COMMAND) as engines:
             await engines.first_start()
             ready_s = time.monotonic() - begun_s
             samples, first_s, all_s = await _spoken(engines)

@@ -18,6 +18,8 @@ from gateway.config import GatewayConfig
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "engine", "serve")
+QUIET_COMMAND = (*COMMAND, "--log-level", "warning")
+"""For commands whose output is something else."""
 STOP_S = 5.0
 LOOK_EVERY_S = 1.0
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -128,6 +130,8 @@ class EnginePool:
         command = [*self._command, "--endpoint", endpoint]
         if self._config.model is not None:
             command += ["--model", self._config.model]
+        if self._config.log_format != "text":
+            command += ["--log-format", self._config.log_format]
         # In a process group of its own, so that Ctrl-C reaches the gateway alone, which then stops the engine in good order.
         return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True)
 

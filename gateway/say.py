@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import codecs
+import logging
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ from engine import CheckpointError, EngineUnavailable
 from gateway import flags, logs
 from gateway.app import create_app
 from gateway.config import ConfigError, GatewayConfig
-from gateway.pool import EnginePool
+from gateway.pool import QUIET_COMMAND, EnginePool
 from gateway.serve import address
 from gateway.sinks import File, Player, Sink, SinkError
 
@@ -72,8 +73,7 @@ async def _say(arguments: argparse.Namespace, config: GatewayConfig) -> int:
         async with AsyncExitStack() as stack:
             url = arguments.gateway or await _running(config)
             if url is None:
-                logs.configure(config.log_format)
-                logs.quiet()
+                logs.configure("text", logging.WARNING)
                 url = await stack.enter_async_context(_own(flags.with_model(config)))
             settings = {name: value for name in ("voice", "language", "instructions") if (value := getattr(arguments, name)) is not None}
             settings |= {"audio": {"format": "pcm_s16le", "pace": "file" if arguments.out else "live"}}
@@ -222,7 +222,7 @@ async def _own(config: GatewayConfig) -> AsyncIterator[str]:
     """A gateway for this process alone; its address."""
     # Whatever the configuration says of others: here nobody else is let in.
     private = msgspec.structs.replace(config, host="127.0.0.1", port=0, public_url=None, api_keys=[], open_access=False)
-    async with EnginePool(private) as engines:
+    async with EnginePool(private, QUIET_COMMAND) as engines:
         runner = web.AppRunner(create_app(private, engines), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:

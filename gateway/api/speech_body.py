@@ -70,7 +70,8 @@ class SpeechBody(msgspec.Struct, frozen=True):
 
     `pace`: "live" makes speech at most a few seconds before it is heard, in time for that; "file" as fast as spare capacity allows.
     Without it a request that says `stream: true` is live. `stream: false` is answered in one piece, with a length; anything else as the
-    speech is made. `non_streaming_mode` puts the text into the prompt as a whole, as the reference does by default; without it speech starts sooner."""
+    speech is made. `non_streaming_mode` puts the text into the prompt as a whole, as the reference does by default; without it speech
+    starts sooner."""
 
     input: str
     model: str | None = None

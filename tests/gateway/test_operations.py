@@ -15,8 +15,10 @@ import pytest
 from aiohttp import WSCloseCode, WSMsgType
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.logs import JsonLines
 from gateway import logs
 from gateway.keys import SESSIONS
+from tests.conftest import FIXTURES
 from tests.gateway.conftest import Client
 from tests.gateway.stand_in import StandInEngine
 
@@ -91,7 +93,7 @@ async def test_openmetrics_too(gateway) -> None:
 
 async def test_log_lines_say_whose_they_are(connect, gateway, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    caplog.handler.setFormatter(logs.JsonLines())
+    caplog.handler.setFormatter(JsonLines(logs.places))
     speakers = [await connect() for _ in range(2)]
     for speaker in speakers:
         await speaker.say("First.")
@@ -222,3 +224,14 @@ async def test_an_end_that_does_not_wait(serve: Serve, how: str) -> None:
         assert last.data == WSCloseCode.GOING_AWAY
     assert await asyncio.wait_for(process.wait(), 5) == 0
     assert (0.9 if how == "limit" else 0) < time.monotonic() - begun_s < 4
+
+
+async def test_json_logs_of_gateway_and_engine_are_json_alone() -> None:
+    command = [sys.executable, "-m", "gateway", "serve", "--port", "0", "--log-format", "json", "--model", str(FIXTURES / "checkpoints" / "cv17")]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await asyncio.wait_for(process.stdout.readline(), 60)
+    process.terminate()
+    _, said = await process.communicate()
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert {"engine.service", "gateway.pool", "gateway.drain"} <= {line["logger"] for line in lines}

@@ -60,6 +60,8 @@ async def test_an_engine_that_dies_is_an_error_and_comes_back() -> None:
         while engines.unready:
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.05)
+        async with client.get("/metrics") as response:
+            assert "vivavoce_engine_restarts_total 1.0" in await response.text()
         done = await speaker.say("Here again.")
         assert (done["utterance"], done["reason"]) == (2, "end")
         pid = engine_pid()
