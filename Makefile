@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: run test soak lint types bench clean
+.PHONY: run test soak screenshots lint types bench clean
 
 run: $(VENV)/.run
 	@$(BIN)/vivavoce serve $(ARGS)
@@ -15,6 +15,9 @@ test: $(VENV)/.dev system
 
 soak: $(VENV)/.dev
 	VIVAVOCE_SOAK=10 $(BIN)/python -m pytest tests/engine/test_simulate.py tests/engine/test_scheduler.py tests/engine/test_playback.py $(ARGS)
+
+screenshots: $(VENV)/.dev system
+	VIVAVOCE_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/browser/test_demo.py -k screenshots
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -41,6 +41,8 @@ let times = new TextTimes();
 let receiver = new Receiver();
 /** @type {import("./receiver.js").Reading} */
 let reading = { bufferMs: null, underruns: 0 };
+/** What is in hand here, by the gateway's last word. @type {import("./vivavoce.js").SessionEvents["playback"] | null} */
+let inHand = null;
 let underruns = 0;
 /** First sounds of all utterances that followed none, in ms. @type {number[]} */
 const firstSounds = [];
@@ -59,7 +61,7 @@ async function connect() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? undefined;
   session = new Session({ voice, language, instructions: $("instructions").value || undefined, audio: $("speaker"), token });
   hideProblem();
-  [traces, times, receiver, authored] = [new Map(), new TextTimes(), new Receiver(), null];
+  [traces, times, receiver, authored, inHand] = [new Map(), new TextTimes(), new Receiver(), null, null];
   journal.start();
   listen(session);
   try {
@@ -81,7 +83,8 @@ function listen(session) {
   session.on("text", ({ text }) => captions.pending(text));
   session.on("started", ({ utterance }) => onStarted(utterance));
   session.on("heard", ({ utterance }) => onHeard(utterance));
-  session.on("progress", ({ utterance }) => note(trace(utterance), utterance.spokenMs));
+  session.on("playback", (playback) => (inHand = playback)); // just before progress, and of the same moment
+  session.on("progress", ({ utterance }) => note(trace(utterance)));
   session.on("done", ({ utterance, reason }) => onDone(utterance, reason));
   session.on("cancelled", ({ utterance }) => onCancelled(utterance));
   session.on("error", ({ error }) => showProblem(error));
@@ -109,6 +112,7 @@ function showState(state) {
 // -- writing ----------------------------------------------------------------------------------------------------------
 
 line.ontext = (text) => {
+  if (author.writing) session?.end(); // who types takes the word
   author.stop();
   authored = null;
   holder.type(text);
@@ -125,7 +129,7 @@ holder.onclause = (text, complete) => {
 };
 author.ontext = send;
 author.oncomplete = () => session?.end();
-author.onchange = tidyUp;
+author.onchange = showStop;
 
 /** @param {string} text */
 function send(text) {
@@ -160,7 +164,9 @@ $("chat-ask").onclick = () => {
   const question = $("chat-question").value.trim();
   if (question) dictate(() => author.answer(question, { base: $("chat-base").value, model: $("chat-model").value, key: $("chat-key").value }));
 };
-$("chat-question").onkeydown = (event) => event.key === "Enter" && !event.isComposing && $("chat-ask").click();
+$("chat-question").onkeydown = (event) => {
+  if (event.key === "Enter" && !event.isComposing) $("chat-ask").click();
+};
 
 // -- stopping ---------------------------------------------------------------------------------------------------------
 
@@ -198,6 +204,10 @@ function tidyUp() {
     const said = [...traces.keys()].filter((utterance) => utterance.state === "speaking").map((utterance) => utterance.text);
     line.keep(lettersIn(said.join("") + session.pendingText + holder.held));
   }
+  showStop();
+}
+
+function showStop() {
   const idle = !busy();
   if (idle && document.activeElement === $("stop")) line.field.focus();
   $("stop").disabled = idle;
@@ -297,14 +307,13 @@ function onHeard(utterance) {
   trace(utterance).heardAt = performance.now();
   if (!utterance.followed) firstSounds.push(utterance.ttfaMs);
   journal.add("heard", `utterance ${utterance.id}, first sound after ${Math.round(utterance.ttfaMs)} ms`);
-  note(trace(utterance), utterance.spokenMs);
+  showFigures();
 }
 
 /** @param {import("./vivavoce.js").Utterance} utterance @param {string} reason */
 function onDone(utterance, reason) {
   journal.add("done", `utterance ${utterance.id} (${reason}), ${seconds(utterance.durationMs)}`);
-  note(trace(utterance), Math.max(0, utterance.durationMs - (reading.bufferMs ?? 0)));
-  end(trace(utterance), performance.now() + (reading.bufferMs ?? 0), utterance.durationMs);
+  end(trace(utterance), performance.now() + Math.max(0, utterance.durationMs - (trace(utterance).last?.heardMs ?? 0)), utterance.durationMs);
 }
 
 /** @param {import("./vivavoce.js").Utterance} utterance */
@@ -319,15 +328,16 @@ function tellAuthor() {
   author.interrupted([...(authored ?? [])].map(({ utterance }) => utterance.spokenText.trim()).filter(Boolean).join(" "));
 }
 
-/** @param {Trace} trace @param {number} heardMs */
-function note(trace, heardMs) {
+/** How far it is now. @param {Trace} trace */
+function note(trace) {
   const at = performance.now();
-  const sentMs = reading.bufferMs === null ? null : heardMs + reading.bufferMs;
-  trace.moments.push({ at, heardMs, sentMs, madeMs: null, bufferMs: reading.bufferMs, dryAt: reading.bufferMs === null ? null : at + reading.bufferMs });
+  const heardMs = trace.utterance.spokenMs;
+  const further = inHand && { sentMs: heardMs + inHand.bufferedMs, madeMs: heardMs + inHand.dryInMs, dryAt: at + inHand.dryInMs };
+  trace.moments.push({ at, heardMs, sentMs: null, madeMs: null, dryAt: null, ...further, bufferMs: reading.bufferMs });
   show(trace);
 }
 
-/** @param {Trace} trace @param {number} at @param {number} heardMs */
+/** It was heard to its end, or will have been in a moment. @param {Trace} trace @param {number} at @param {number} heardMs */
 function end(trace, at, heardMs) {
   trace.moments.push({ at, heardMs, sentMs: heardMs, madeMs: heardMs, bufferMs: 0, dryAt: at });
   trace.endedAt = at;
@@ -345,7 +355,8 @@ function showFigures() {
   const middle = firstSounds.toSorted((a, b) => a - b)[firstSounds.length >> 1];
   const first = firstSounds.length ? `First sound after ${Math.round(middle)} ms${firstSounds.length > 1 ? ` (median of ${firstSounds.length})` : ""} · ` : "";
   const buffer = reading.bufferMs === null ? "" : ` · listener’s buffer ${Math.round(reading.bufferMs)} ms`;
-  $("figures").textContent = `${first}${underruns || "no"} underrun${underruns === 1 ? "" : "s"}${buffer}`.replace(/^n/, "N");
+  const how = inHand ? ` · positions ${inHand.measured ? "measured" : "estimated"}` : "";
+  $("figures").textContent = `${first}${underruns || "no"} underrun${underruns === 1 ? "" : "s"}${buffer}${how}`.replace(/^n/, "N");
   $("legend").hidden = false;
 }
 

@@ -5,6 +5,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 148;
 const LEFT = 48;
 const RIGHT = 8;
+const END_LABEL = 48;
 const TEXT = { top: 2, bottom: 14 };
 const AUDIO = { top: 20, bottom: 88 };
 const BUFFER = { top: 96, bottom: 128 };
@@ -66,7 +67,7 @@ export class Picture {
     say("buffer", tidy(deepest), LEFT - 6, BUFFER.top + 8, "end");
     say("start", "0 s", LEFT, HEIGHT - 6, "start");
     say("end", tidy(span), width - RIGHT, HEIGHT - 6, "end");
-    say("dryLabel", dryAt === null ? "" : "dry", Math.min(x(dryAt ?? now), width - RIGHT), HEIGHT - 6, "middle");
+    say("dryLabel", dryAt === null ? "" : "dry", Math.min(x(dryAt ?? now), width - RIGHT - END_LABEL), HEIGHT - 6, "middle");
     this.element.setAttribute("aria-label", this.#trace.words);
   }
 }
