@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +14,8 @@ from gateway.bench.load import Health
 from gateway.bench.outcome import Outcome, Spread, Summary
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3c8d53", "#a06cd5", "#e08e1b", "#4b5563")
+MOST_KINDS = 3
+"""Of what went wrong, so many are told."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 260, 52, 32
 
 
@@ -64,11 +67,13 @@ def remarks(report: Report) -> list[str]:
                 f"{run.name}: the client itself was late (at p99 it sent {late:.1f} ms late and looked {lag:.1f} ms late, once {most:.0f} ms; "
                 f"{core:.0%} of a core), so these figures are its own in part; use more than --clients {run.clients}, or a quieter machine"
             )
-        whys: dict[str, int] = {}
+        # Those that differ in figures alone are of one kind, of which the first is told.
+        kinds: dict[str, list[str]] = {}
         for outcome in run.requests:
             if outcome.why:
-                whys[outcome.why] = whys.get(outcome.why, 0) + 1
-        found += [f"{run.name}: {count} x {why}" for why, count in sorted(whys.items(), key=lambda item: -item[1])[:3]]
+                kinds.setdefault(re.sub(r"[\d.]+", "#", outcome.why), []).append(outcome.why)
+        commonest = sorted(kinds.values(), key=len, reverse=True)[:MOST_KINDS]
+        found += [f"{run.name}: {len(whys)} x {whys[0]}" for whys in commonest]
     return found
 
 

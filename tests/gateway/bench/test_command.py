@@ -127,6 +127,12 @@ def test_a_late_client_is_said_beside_the_table() -> None:
     assert table(fine).splitlines()[0].startswith("| load | requests |") and "bench &lt;x&gt;" in page(fine)
 
 
+def test_what_went_wrong_is_told_by_kind() -> None:
+    whys = ["429: no room within 5 s beside 11 utterances", "429: no room within 5 s beside 12 utterances", "", "500: broken"]
+    run = run_of([Outcome(number, "x", 0.0, 0.0, "refused", why) for number, why in enumerate(whys)])
+    assert remarks(Report("", "", "", "", [run])) == [f"1 requests/s: 2 x {whys[0]}", "1 requests/s: 1 x 500: broken"]
+
+
 def test_a_page_of_nothing_answered_is_a_page() -> None:
     report = Report("", "", "", "", [run_of([Outcome(0, "x", 0.0, 0.0, "failed", "why")])])
     assert "No request was answered" in page(report) and "1 x why" in page(report)
