@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gateway.api import native, operations, speech, tokens
+from gateway.api import cross_origin, native, operations, speech, tokens
 from gateway.auth import Access
 from gateway.config import GatewayConfig
 from gateway.drain import Drain
@@ -48,12 +48,14 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app[METRICS] = Metrics(sessions, callers, engines)
     app[PEERS] = Peers(config)
     app[REQUESTS] = asyncio.Semaphore(config.max_requests)
+    app.on_response_prepare.append(cross_origin.allow)
     app.on_shutdown.append(_hang_up)
     app.cleanup_ctx.append(_conversations)
     app.add_routes(
         [
             web.get("/v1/speech", native.speech),
             web.post("/v1/audio/speech", speech.speech),
+            web.options("/v1/{speech:(audio|models)(/.*)?}", cross_origin.preflight),
             web.get("/v1/audio/voices", speech.voices),
             web.post("/v1/tokens", tokens.create),
             web.get("/v1/models", speech.models),

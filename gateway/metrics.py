@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from engine import Stats
-from gateway.events import Error, ServerEvent, UtteranceCancelled, UtteranceDone, UtteranceStarted
+from gateway.events import Error, Playback, ServerEvent, UtteranceCancelled, UtteranceDone, UtteranceStarted
 from gateway.pool import EnginePool
 from gateway.sessions import Sessions
 
@@ -44,10 +44,13 @@ class Metrics:
         )
         self._utterances = Counter("vivavoce_utterances", "Utterances that have ended, by reason", ["reason"], registry=self._registry)
         self._errors = Counter("vivavoce_errors", "Errors told to sessions, by code", ["code"], registry=self._registry)
+        what = "Gaps in mid-speech that listeners have reported"
+        self._heard_gaps = Counter("vivavoce_heard_underruns", what, registry=self._registry)
+        self._concealed = Counter("vivavoce_concealed_seconds", "Sound that listeners had to make up in mid-speech", registry=self._registry)
         self._refusals = Counter("vivavoce_refusals", "Sessions and requests refused, by code", ["code"], registry=self._registry)
 
     def saw(self, event: ServerEvent, via: str) -> None:
-        """An event on its way to a client that listens `via` websocket or webrtc."""
+        """An event on its way to a client that listens `via` websocket or webrtc; for what a listener reports see HeardGaps."""
         match event:
             case UtteranceStarted(ttfa_ms=ttfa_ms):
                 self._ttfa.labels(via).observe(ttfa_ms / 1000)
@@ -57,6 +60,12 @@ class Metrics:
                 self._utterances.labels("cancelled").inc()
             case Error(code=code):
                 self._errors.labels(code).inc()
+
+    def gap(self, more_s: float, *, new: bool) -> None:
+        """A listener has made up `more_s` of sound in mid-speech; `new`: this gap had not begun before."""
+        self._concealed.inc(more_s)
+        if new:
+            self._heard_gaps.inc()
 
     def spoke(self, ttfa_s: float) -> None:
         """An HTTP speech request's first audio is there."""
@@ -70,6 +79,24 @@ class Metrics:
         """All of it in the format that `accept` asks for, and that format's content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
+
+
+class HeardGaps:
+    """What one session's listeners have missed, from their reports."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._concealed_ms = 0
+        self._in_gap = False
+
+    def saw(self, playback: Playback) -> None:
+        """The next report. A new listener counts from zero."""
+        more_ms = playback.concealed_ms - self._concealed_ms if playback.concealed_ms >= self._concealed_ms else playback.concealed_ms
+        self._concealed_ms = playback.concealed_ms
+        if more_ms:
+            self._metrics.gap(more_ms / 1000, new=not self._in_gap)
+        # A gap that lasts over several reports is one.
+        self._in_gap = more_ms > 0
 
 
 class _State(Collector):

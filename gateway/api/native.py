@@ -15,6 +15,7 @@ from gateway.events import (
     Error,
     EventError,
     Ping,
+    Playback,
     ServerEvent,
     SessionCreated,
     TextAppend,
@@ -27,6 +28,7 @@ from gateway.events import (
 from gateway.keys import ACCESS, CALLERS, CONFIG, DRAIN, METRICS, SESSIONS
 from gateway.limits import Caller
 from gateway.logs import SESSION
+from gateway.metrics import HeardGaps
 from gateway.refusal import Refusal
 from gateway.rtc.turn import ice_servers
 from gateway.session import Session
@@ -136,8 +138,12 @@ async def _session(request: web.Request, caller: Caller) -> web.WebSocketRespons
     socket = web.WebSocketResponse(compress=False, heartbeat=HEARTBEAT_S, max_msg_size=config.max_event_bytes)
     await socket.prepare(request)
 
+    gaps = HeardGaps(metrics)
+
     def watch(event: ServerEvent) -> None:
         metrics.saw(event, "webrtc" if session.media.attached else "websocket")
+        if isinstance(event, Playback):
+            gaps.saw(event)
         _note(event)
 
     outbox = Outbox(watch)

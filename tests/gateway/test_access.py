@@ -167,6 +167,24 @@ async def test_pages_of_other_origins_may_not_speak(start: Start) -> None:
             assert (response.status, (await response.json())["error"]["code"]) == (403, "origin_not_allowed")
 
 
+async def test_a_page_of_an_allowed_origin_may_read_what_it_asks_for(start: Start) -> None:
+    client = await start(allowed_origins=["https://app.example.com"], api_keys=[KEY])
+    page, asks = {"Origin": "https://app.example.com"}, {"Access-Control-Request-Method": "POST"}
+    async with client.options("/v1/audio/speech", headers=page | asks) as response:
+        assert response.status == 204 and response.headers["Access-Control-Allow-Origin"] == page["Origin"]
+        assert "POST" in response.headers["Access-Control-Allow-Methods"] and "Authorization" in response.headers["Access-Control-Allow-Headers"]
+    async with client.post("/v1/audio/speech", json=SPEECH, headers=page | bearer(KEY)) as response:
+        assert response.status == 200 and response.headers["Access-Control-Allow-Origin"] == page["Origin"] and response.headers["Vary"] == "Origin"
+    # Why it was refused, too.
+    async with client.get("/v1/models", headers=page) as response:
+        assert response.status == 401 and response.headers["Access-Control-Allow-Origin"] == page["Origin"]
+    async with client.get("/v1/models", headers=bearer(KEY)) as response:
+        assert response.status == 200 and "Access-Control-Allow-Origin" not in response.headers
+    for path, method in (("/v1/audio/speech", "OPTIONS"), ("/v1/models", "GET")):
+        async with client.request(method, path, headers={"Origin": "https://evil.example"} | bearer(KEY)) as response:
+            assert response.status == 403 and "Access-Control-Allow-Origin" not in response.headers
+
+
 async def test_a_name_made_to_point_here_is_not_our_own_origin(start: Start) -> None:
     rebound = {"Origin": "http://evil.example:8808", "Host": "evil.example:8808"}
     assert (await refused(await start(), rebound))["status"] == 403

@@ -17,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.logs import JsonLines
 from gateway import logs
-from gateway.keys import SESSIONS
+from gateway.events import Playback
+from gateway.keys import METRICS, SESSIONS
+from gateway.metrics import HeardGaps
 from tests.conftest import FIXTURES
 from tests.gateway.conftest import Client
 from tests.gateway.stand_in import StandInEngine
@@ -69,6 +71,16 @@ async def test_metrics_count_what_happened(connect, listen, gateway, engine: Sta
     await asyncio.sleep(0.2)
     after = await metrics(gateway)
     assert (after["vivavoce_underruns_total", "late=engine"], after["vivavoce_sessions", ""]) == (3, 1)
+
+
+async def test_gaps_that_listeners_heard(gateway) -> None:
+    gaps = HeardGaps(gateway.app[METRICS])
+    for concealed_ms in (0, 0, 40, 90, 90, 120, 120, 0, 30):
+        gaps.saw(Playback(1, 100, 100, concealed_ms, True))
+    seen = await metrics(gateway)
+    # 40 and 50 are one gap, 30 the next; then another listener, whose own 30 are a third.
+    assert seen["vivavoce_heard_underruns_total", ""] == 3
+    assert seen["vivavoce_concealed_seconds_total", ""] == pytest.approx(0.15)
 
 
 async def test_metrics_of_the_engine(gateway, engine: StandInEngine) -> None:
