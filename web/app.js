@@ -2,15 +2,14 @@
 
 import { Author } from "./author.js";
 import { Captions } from "./captions.js";
+import { Heard } from "./heard.js";
 import { Holder } from "./holder.js";
 import { Journal } from "./journal.js";
 import { languageHint, named } from "./languages.js";
 import { lettersIn } from "./letters.js";
 import { LiveLine } from "./line.js";
 import { Microphone } from "./microphone.js";
-import { Receiver } from "./receiver.js";
 import { Recorder } from "./recorder.js";
-import { seconds, TextTimes, Trace } from "./trace.js";
 import { Session, VivavoceError } from "./vivavoce.js";
 
 const SAMPLES = [
@@ -19,7 +18,6 @@ const SAMPLES = [
   "First the kettle, then the cups, and last of all the story you promised.",
 ];
 const SAMPLE_SPEED = { tokensPerSecond: 20, pauseS: 0 };
-const READ_EVERY_MS = 200;
 const HINT_AFTER_MS = 400;
 const PASSES = new Set(["autoplay-blocked", "listener-replaced"]); // problems that speech alone does not end
 
@@ -31,22 +29,12 @@ const recorder = new Recorder();
 const microphone = new Microphone();
 const captions = new Captions($("utterances"));
 const journal = new Journal($("events"));
+const heard = new Heard(captions, journal, $("figures"), $("legend"));
 const wanted = new URLSearchParams(location.search); // ?voice=…&language=… to start with
 
 /** @type {Session | null} */
 let session = null;
-/** Of this session's utterances. @type {Map<import("./vivavoce.js").Utterance, Trace>} */
-let traces = new Map();
-let times = new TextTimes();
-let receiver = new Receiver();
-/** @type {import("./receiver.js").Reading} */
-let reading = { bufferMs: null, underruns: 0 };
-/** What is in hand here, by the gateway's last word. @type {import("./vivavoce.js").SessionEvents["playback"] | null} */
-let inHand = null;
-let underruns = 0;
-/** First sounds of all utterances that followed none, in ms. @type {number[]} */
-const firstSounds = [];
-/** The utterances that say the author's latest text; null: what is said was typed. @type {Set<Trace> | null} */
+/** Those that say the author's latest text; null: what is said was typed. @type {Set<import("./vivavoce.js").Utterance> | null} */
 let authored = null;
 let offered = { languages: [] };
 
@@ -61,8 +49,9 @@ async function connect() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? undefined;
   session = new Session({ voice, language, instructions: $("instructions").value || undefined, audio: $("speaker"), token });
   hideProblem();
-  [traces, times, receiver, authored, inHand] = [new Map(), new TextTimes(), new Receiver(), null, null];
+  authored = null;
   journal.start();
+  heard.follow(session);
   listen(session);
   try {
     await session.connect();
@@ -80,13 +69,11 @@ function listen(session) {
     showChoices(choices);
     journal.add("updated", `voice ${choices.voice ?? "none"}, language ${choices.language}`);
   });
-  session.on("text", ({ text }) => captions.pending(text));
-  session.on("started", ({ utterance }) => onStarted(utterance));
-  session.on("heard", ({ utterance }) => onHeard(utterance));
-  session.on("playback", (playback) => (inHand = playback)); // just before progress, and of the same moment
-  session.on("progress", ({ utterance }) => note(trace(utterance)));
-  session.on("done", ({ utterance, reason }) => onDone(utterance, reason));
-  session.on("cancelled", ({ utterance }) => onCancelled(utterance));
+  session.on("started", ({ utterance }) => {
+    if (!PASSES.has($("problem").dataset.code)) hideProblem();
+    authored?.add(utterance);
+  });
+  session.on("cancelled", ({ utterance }) => authored?.has(utterance) && tellAuthor());
   session.on("error", ({ error }) => showProblem(error));
   for (const type of ["text", "started", "done", "cancelled"]) session.on(type, tidyUp);
 }
@@ -134,9 +121,8 @@ author.onchange = showStop;
 /** @param {string} text */
 function send(text) {
   if (session?.state !== "ready") return;
-  times.add(text, performance.now());
+  heard.wrote(text);
   session.append(text);
-  journal.add("text", JSON.stringify(text));
 }
 
 /** Clears the way for a text of its own, and has it written. @param {() => Promise<void>} write */
@@ -148,6 +134,7 @@ async function dictate(write) {
     await write();
   } catch (error) {
     showProblem(error);
+    if (session?.state === "ready") session.end(); // what there is of it is spoken
   }
 }
 
@@ -170,8 +157,7 @@ $("chat-question").onkeydown = (event) => {
 
 // -- stopping ---------------------------------------------------------------------------------------------------------
 
-const speaking = () => [...traces.keys()].some((utterance) => utterance.state === "speaking");
-const busy = () => session?.state === "ready" && (author.writing || holder.held.trim() !== "" || session.pendingText.trim() !== "" || speaking());
+const busy = () => session?.state === "ready" && (author.writing || (heard.speaking + session.pendingText + holder.held).trim() !== "");
 
 $("stop").onclick = stop;
 addEventListener("keydown", (event) => {
@@ -192,6 +178,11 @@ function stop() {
   tidyUp();
 }
 
+/** The author was broken into: it is told how much of its text was heard. */
+function tellAuthor() {
+  author.interrupted([...authored].map(({ spokenText }) => spokenText.trim()).filter(Boolean).join(" "));
+}
+
 function forget() {
   author.stop();
   holder.clear();
@@ -200,10 +191,7 @@ function forget() {
 
 /** What can be stopped, and what the line still has to show, follow from what is going on. */
 function tidyUp() {
-  if (session?.state === "ready") {
-    const said = [...traces.keys()].filter((utterance) => utterance.state === "speaking").map((utterance) => utterance.text);
-    line.keep(lettersIn(said.join("") + session.pendingText + holder.held));
-  }
+  if (session?.state === "ready") line.keep(lettersIn(heard.speaking + session.pendingText + holder.held));
   showStop();
 }
 
@@ -285,94 +273,6 @@ function hint() {
   hintTimer = setTimeout(() => ($("hint").textContent = languageHint(text, offered.languages, $("language").value)), HINT_AFTER_MS);
 }
 line.field.addEventListener("input", hint);
-
-// -- what was heard ---------------------------------------------------------------------------------------------------
-
-/** @param {import("./vivavoce.js").Utterance} utterance */
-function trace(utterance) {
-  if (!traces.has(utterance)) traces.set(utterance, new Trace(utterance));
-  return traces.get(utterance);
-}
-
-/** @param {import("./vivavoce.js").Utterance} utterance */
-function onStarted(utterance) {
-  if (!PASSES.has($("problem").dataset.code)) hideProblem();
-  authored?.add(trace(utterance));
-  journal.add("started", `utterance ${utterance.id}, gateway ${Math.round(utterance.gatewayTtfaMs)} ms`);
-  show(trace(utterance));
-}
-
-/** @param {import("./vivavoce.js").Utterance} utterance */
-function onHeard(utterance) {
-  trace(utterance).heardAt = performance.now();
-  if (!utterance.followed) firstSounds.push(utterance.ttfaMs);
-  journal.add("heard", `utterance ${utterance.id}, first sound after ${Math.round(utterance.ttfaMs)} ms`);
-  showFigures();
-}
-
-/** @param {import("./vivavoce.js").Utterance} utterance @param {string} reason */
-function onDone(utterance, reason) {
-  journal.add("done", `utterance ${utterance.id} (${reason}), ${seconds(utterance.durationMs)}`);
-  end(trace(utterance), performance.now() + Math.max(0, utterance.durationMs - (trace(utterance).last?.heardMs ?? 0)), utterance.durationMs);
-}
-
-/** @param {import("./vivavoce.js").Utterance} utterance */
-function onCancelled(utterance) {
-  journal.add("cancelled", `utterance ${utterance.id}, heard ${seconds(utterance.heardMs)}: ${JSON.stringify(utterance.spokenText)}`);
-  if (authored?.has(trace(utterance))) tellAuthor();
-  end(trace(utterance), performance.now(), utterance.heardMs);
-}
-
-/** The author was broken into: it is told how much of its text was heard. */
-function tellAuthor() {
-  author.interrupted([...(authored ?? [])].map(({ utterance }) => utterance.spokenText.trim()).filter(Boolean).join(" "));
-}
-
-/** How far it is now. @param {Trace} trace */
-function note(trace) {
-  const at = performance.now();
-  const heardMs = trace.utterance.spokenMs;
-  const further = inHand && { sentMs: heardMs + inHand.bufferedMs, madeMs: heardMs + inHand.dryInMs, dryAt: at + inHand.dryInMs };
-  trace.moments.push({ at, heardMs, sentMs: null, madeMs: null, dryAt: null, ...further, bufferMs: reading.bufferMs });
-  show(trace);
-}
-
-/** It was heard to its end, or will have been in a moment. @param {Trace} trace @param {number} at @param {number} heardMs */
-function end(trace, at, heardMs) {
-  trace.moments.push({ at, heardMs, sentMs: heardMs, madeMs: heardMs, bufferMs: 0, dryAt: at });
-  trace.endedAt = at;
-  show(trace);
-}
-
-/** @param {Trace} trace */
-function show(trace) {
-  if (trace.utterance.state !== "cancelled") trace.text = times.of(trace.utterance.text, session?.pendingText ?? "");
-  captions.show(trace);
-  showFigures();
-}
-
-function showFigures() {
-  const middle = firstSounds.toSorted((a, b) => a - b)[firstSounds.length >> 1];
-  const first = firstSounds.length ? `First sound after ${Math.round(middle)} ms${firstSounds.length > 1 ? ` (median of ${firstSounds.length})` : ""} · ` : "";
-  const buffer = reading.bufferMs === null ? "" : ` · listener’s buffer ${Math.round(reading.bufferMs)} ms`;
-  const how = inHand ? ` · positions ${inHand.measured ? "measured" : "estimated"}` : "";
-  $("figures").textContent = `${first}${underruns || "no"} underrun${underruns === 1 ? "" : "s"}${buffer}${how}`.replace(/^n/, "N");
-  $("legend").hidden = false;
-}
-
-setInterval(async () => {
-  if (session?.state !== "ready") return;
-  const mine = receiver;
-  const counters = await session.stats();
-  if (mine !== receiver) return;
-  reading = receiver.read(counters);
-  const now = [...traces.values()].find(({ utterance, heardAt }) => utterance.state === "speaking" && heardAt !== null);
-  if (!now) return;
-  now.underruns += reading.underruns;
-  underruns += reading.underruns;
-  if (reading.underruns) journal.add("underrun", `utterance ${now.utterance.id}`);
-  showFigures();
-}, READ_EVERY_MS);
 
 // -- level and recording ----------------------------------------------------------------------------------------------
 

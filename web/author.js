@@ -4,6 +4,7 @@
 import { chat, simulate } from "./llm.js";
 
 const INSTRUCTIONS = "Your answers are spoken aloud while you write them. Answer in a few short sentences of plain text, without lists or code.";
+const REMEMBERED = 20; // messages
 
 /** Writes one text at a time. */
 export class Author {
@@ -33,7 +34,8 @@ export class Author {
 
   /** @param {string} question @param {{base: string, model: string, key: string}} api @throws {import("./errors.js").VivavoceError} */
   async answer(question, api) {
-    const asked = [...this.#messages, { role: "user", content: question }];
+    const [instructions, ...before] = this.#messages;
+    const asked = [instructions, ...before.slice(-REMEMBERED), { role: "user", content: question }];
     this.stop();
     const answer = (this.#answer = { role: "assistant", content: "" });
     this.#messages = [...asked, answer];

@@ -1,10 +1,12 @@
 // Holds back what is typed until it makes a clause. The model cannot wait in the middle of a sentence: fed letter by letter at the
 // speed of a hand it runs out of text after a few words and has to end there, with the voice of an end.
 
-const PAUSE_MS = 700; // nobody stops as long in the middle of a word
+const PAUSE_MS = 700; // behind a word
+const WORD_PAUSE_MS = 1200; // where the word may go on
 const SPEECH_MS = 60; // a letter's time, of a voice in a hurry: who writes faster than that needs no holding
 const KNOWN_AFTER = 4; // letters
 const LEAST_LETTERS = 10; // a clause shorter than this waits for the next one
+const WORD_END = /[\s\p{P}\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]$/u;
 const CLAUSE_END = /[.!?…,;:)\]"”»]\s+$|[–—]\s*$|[。、，！？；：]$/u;
 
 /** Takes letters, gives clauses. */
@@ -31,7 +33,7 @@ export class Holder {
     if (text.length > 1 && /\s/.test(text.trim())) return this.release(false); // pasted, dictated: it is there already
     if (this.#letters >= KNOWN_AFTER && this.#letterMs < SPEECH_MS) return this.release(false);
     if (CLAUSE_END.test(this.#held) && this.#held.replace(/\s/g, "").length >= LEAST_LETTERS) return this.release(true);
-    this.#timer = setTimeout(() => this.release(/[\s\p{P}]$/u.test(this.#held)), PAUSE_MS);
+    this.#timer = setTimeout(() => this.release(true), WORD_END.test(this.#held) ? PAUSE_MS : WORD_PAUSE_MS);
   }
 
   /** Sends what is held. @param {boolean} complete */

@@ -33,7 +33,7 @@ export async function* simulate(text, { tokensPerSecond, pauseS, signal }) {
 export async function* chat({ base, model, key, messages, signal }) {
   let url;
   try {
-    url = new URL(`${base.trim().replace(/\/+$/, "")}/chat/completions`);
+    url = new URL(`${base.trim().replace(/(\/chat\/completions)?\/*$/, "")}/chat/completions`);
   } catch (cause) {
     throw chatFailed("The chat API's address is not a URL.", "Write it whole, such as http://127.0.0.1:11434/v1.", cause);
   }

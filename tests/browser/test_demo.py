@@ -112,6 +112,8 @@ async def test_what_is_typed_is_spoken_when_its_clause_or_the_hand_stops(wav_gat
     # The box has let go of what was said, without any Enter, and there is nothing to stop.
     assert await demo.page.input_value("#line") == ""
     assert await demo.page.is_disabled("#stop")
+    await demo.type("Alone", delay_ms=100)
+    await demo.until("done", 3)
     await demo.type("And")
     assert await demo.page.input_value("#line") == "And" and await demo.page.is_enabled("#stop")
     await demo.page.keyboard.press("Escape")
