@@ -76,7 +76,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
     `rtp_time`: the RTP timestamp of the packet it played last, `age_ms` ago; None: none yet. `received`: packets. `concealed_ms`: sound
     it made up for want of packets, silence excepted. `buffer_ms`: the depth of its jitter buffer, `target_ms` what it is told to hold.
-    `rtt_ms`: from its `ping` to our `pong`."""
+    `rtt_ms`: from its `ping` to our `pong`. `paused`: what it receives it plays to nobody, so speech is to wait."""
 
     rtp_time: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None
     age_ms: NotNegative = 0.0
@@ -85,6 +85,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     buffer_ms: NotNegative = 0.0
     target_ms: NotNegative | None = None
     rtt_ms: NotNegative | None = None
+    paused: bool = False
 
 
 ListenerEvent = Stats | Ping

@@ -36,7 +36,8 @@ class WavStages(Stages):
         for slot in rows:
             over = self.slots.steps[slot] >= self.frames and bool(self.slots.may_end[slot])
             self.slots.steps[slot] += not over
-            tokens.append(None if over else 0)
+            # Each another one, or the guard would take a long file for a voice that has got stuck.
+            tokens.append(None if over else int(self.slots.steps[slot]))
         return tokens
 
     def predictor(self, rows: list[int]) -> None:

@@ -24,6 +24,7 @@ export class Listener {
   #peer;
   #receiver;
   #reports;
+  #closing = new AbortController();
   #unmuteTimer = 0;
   #audio;
   /** @type {URL | undefined} */
@@ -37,7 +38,10 @@ export class Listener {
     this.#audio = audio;
     this.#peer = new RTCPeerConnection(configuration);
     this.#receiver = this.#peer.addTransceiver("audio", { direction: "recvonly" }).receiver;
-    this.#reports = new Reports(this.#peer, this.#receiver);
+    // A paused element plays to nobody, whatever the receiver does: the gateway waits, and goes on from there. So it does for one that the
+    // browser does not let play yet.
+    this.#reports = new Reports(this.#peer, this.#receiver, () => audio?.paused ?? false);
+    for (const change of ["pause", "play"]) audio?.addEventListener(change, () => this.#reports.report(), { signal: this.#closing.signal });
     this.#reports.onevent = (event) => this.#follow(event);
     this.stream = new MediaStream([this.#receiver.track]);
   }
@@ -124,6 +128,7 @@ export class Listener {
   close() {
     this.#up = false;
     clearTimeout(this.#unmuteTimer);
+    this.#closing.abort();
     this.#reports.close();
     this.#peer.close();
     if (this.#audio) this.#audio.srcObject = null;

@@ -11,6 +11,7 @@ export class Reports {
   onevent = () => {};
 
   #receiver;
+  #paused;
   #channel;
   #timer = 0;
   #count = 0;
@@ -19,11 +20,12 @@ export class Reports {
   #rttMs = null;
   #delay = { sum: 0, count: 0 };
 
-  /** @param {RTCPeerConnection} peer @param {RTCRtpReceiver} receiver */
-  constructor(peer, receiver) {
+  /** @param {RTCPeerConnection} peer @param {RTCRtpReceiver} receiver @param {() => boolean} paused whether nobody hears what is played */
+  constructor(peer, receiver, paused) {
     this.#receiver = receiver;
+    this.#paused = paused;
     this.#channel = peer.createDataChannel("events");
-    this.#channel.onopen = () => (this.#timer = setInterval(() => this.#report(), EVERY_MS));
+    this.#channel.onopen = () => (this.#timer = setInterval(() => this.report(), EVERY_MS));
     this.#channel.onclose = () => this.close();
     this.#channel.onmessage = ({ data }) => this.#receive(JSON.parse(data));
   }
@@ -41,12 +43,15 @@ export class Reports {
     this.#channel.close();
   }
 
-  async #report() {
+  /** One more, besides those that leave by themselves: something has changed. */
+  async report() {
     if (this.#count++ % PING_EVERY === 0) {
       this.#pingedAt = performance.now();
       this.#send({ type: "ping" });
     }
-    const counters = inbound(await this.#receiver.getStats());
+    const paused = this.#paused();
+    // A pause is told at once: what is played until the gateway knows is heard by nobody.
+    const counters = paused ? null : inbound(await this.#receiver.getStats());
     // Last, for it is the part that goes out of date.
     const { rtpTime, ageMs } = this.playhead ?? { rtpTime: null, ageMs: 0 };
     this.#send({
@@ -58,6 +63,7 @@ export class Reports {
       buffer_ms: this.#bufferMs(counters),
       target_ms: this.#receiver.jitterBufferTarget ?? null,
       rtt_ms: this.#rttMs,
+      paused,
     });
   }
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gateway.media.opus import LOOKAHEAD_SAMPLES, PACKET_BYTES, PACKET_S, PACKET_SAMPLES, RATE, OpusEncoder
 from gateway.media.pacer import BURST_PACKETS, Slot
-from gateway.media.playhead import Packet, Playhead
+from gateway.media.playhead import Packet, Pause, Playhead
 
 FIRST_HOP_PACKETS = BURST_PACKETS
 HOP_PACKETS = 10
@@ -102,7 +102,7 @@ class OpusLine:
         self._packets: deque[Packet] = deque()
         self._ends: deque[int] = deque()
         self._listener: object | None = None
-        self._paused = False
+        self._pause: Pause | None = None
         self._unheard_s: float | None = None
         """Since when nobody has been there to hear what is sent; None: somebody is."""
         self._arrived = asyncio.Event()
@@ -135,7 +135,7 @@ class OpusLine:
     @property
     def speaking(self) -> bool:
         """In mid-utterance: the listener hears it, and more of it is to come from the engine."""
-        return self._begun and self._unfinished
+        return self._begun and self._unfinished and self._pause is None
 
     async def write(self, utterance: int, pcm: bytes) -> None:
         """See Line."""
@@ -182,7 +182,7 @@ class OpusLine:
         now_s = time.monotonic()
         self._packets.extendleft(reversed(self.playout.begin(now_s)))
         self._make_room()
-        self._listener, self._paused, self._unheard_s = listener, False, now_s
+        self._listener, self._pause, self._unheard_s = listener, None, now_s
         self.rouse(now_s)
         self._events.listener_came()
 
@@ -199,19 +199,26 @@ class OpusLine:
             self._unheard_s = now_s if self._unheard_s is None else self._unheard_s
             self._arrived.set()
 
-    def pause(self, listener: object, paused: bool) -> None:
-        """`listener` does not play what reaches it, or plays again. Sent on and on, it would overflow and lose what waits in it."""
-        if self._listener is not listener or paused == self._paused:
+    def pause(self, listener: object, pause: Pause | None) -> None:
+        """`listener` says why speech has to wait for it, or that it need not any more (None)."""
+        if self._listener is not listener or pause is self._pause:
             return
-        self._paused, self._unheard_s = paused, time.monotonic() if paused else None
+        was, self._pause, now_s = self._pause, pause, time.monotonic()
+        if was is Pause.UNHEARD:
+            self._packets.extendleft(reversed(self.playout.rewind(now_s)))
+            self._make_room()
         self._arrived.set()
-        if not paused:
+        if pause is not None:
+            self._unheard_s = now_s if self._unheard_s is None else self._unheard_s
+        else:
+            self._unheard_s = None
+            self.rouse(now_s)
             self._events.listener_came()
 
     async def ready(self, listener: object) -> bool:
         """Wait until something is to be sent: a packet, or silence while awake. False: `listener` is not attached any more."""
         while self._listener is listener:
-            if not self._paused and (self._packets or self.awake(time.monotonic())):
+            if (self._packets and self._pause is None) or (self.awake(time.monotonic()) and self._pause is not Pause.STUCK):
                 return True
             self._arrived.clear()
             await self._arrived.wait()
@@ -232,10 +239,10 @@ class OpusLine:
         there is none, so silence is sent while awake; or `listener` is not attached any more."""
         if self._listener is not listener:
             return None
-        if self._unheard_s is not None:
+        if self._unheard_s is not None and self._pause is None:
             self._unheard_s = None
             self._events.listener_came()
-        if not self._packets:
+        if not self._packets or self._pause is Pause.UNHEARD:
             if self.awake(now_s):
                 self.playout.sent(slot, None, now_s)
             return None

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
+from enum import Enum, auto
 from typing import NamedTuple
 
-from gateway.media.opus import PACKET_S
-from gateway.media.pacer import Slot
+from gateway.media.pacer import PACKET_S, Slot
 
 USUAL_DELAY_S = 0.075
 """Of a browser on a good network that does not say."""
@@ -30,6 +30,15 @@ class Packet(NamedTuple):
     utterance: int
     samples: int
     first: bool
+
+
+class Pause(Enum):
+    """Why speech waits although a listener is attached."""
+
+    UNHEARD = auto()
+    """It plays to nobody. It is sent silence as otherwise; afterwards, again what nobody heard."""
+    STUCK = auto()
+    """It does not play what reaches it, and would overflow."""
 
 
 class Sent(NamedTuple):
@@ -58,14 +67,25 @@ class Playhead:
 
     def begin(self, now_s: float) -> list[Packet]:
         """Somebody else listens from now on. Returns what was sent and not heard to its end, to be sent again."""
+        again = self.rewind(now_s)
+        self._sent.clear()
+        self._delay_s, self._reported_s, self._gone = USUAL_DELAY_S, float("-inf"), False
+        return again
+
+    def rewind(self, now_s: float) -> list[Packet]:
+        """The listener plays on after having stood still, without what it had in hand. Returns that, to be sent again."""
         content_s = self._content(now_s)
         again = [sent.packet for sent in self._sent if sent.packet is not None and sent.plays_s + PACKET_S > content_s]
         for packet in again:
             if packet.utterance in self._count:
                 self._count[packet.utterance] -= packet.samples
-        self._sent.clear()
-        self._delay_s, self._stands_at_s, self._reported_s, self._gone = USUAL_DELAY_S, None, float("-inf"), False
+        self._sent = deque(sent._replace(packet=None) if sent.plays_s + PACKET_S > content_s else sent for sent in self._sent)
+        self._stands_at_s = None
         return again
+
+    def stand(self, now_s: float) -> None:
+        """Nobody hears what the listener plays from here on."""
+        self._stands_at_s, self._reported_s = self._content(now_s), now_s
 
     def leave(self, now_s: float) -> None:
         """The listener has gone. It is taken to have heard no more than it told of: who takes its place hears some of it again rather

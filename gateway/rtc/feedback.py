@@ -11,7 +11,7 @@ from typing import Literal
 
 from gateway.events import Stats
 from gateway.media.pacer import PACKET_S
-from gateway.media.playhead import Playhead
+from gateway.media.playhead import Pause, Playhead
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,7 @@ class Feedback:
 
     def __init__(self, playhead: Playhead) -> None:
         self.refused: Counter[Refusal] = Counter()
-        self.paused = False
-        """The listener does not play what reaches it."""
+        self.pause: Pause | None = None
         self.rtt_s = 0.0
         self.buffer_s = 0.0
         """The depth of its buffer, as it says."""
@@ -63,8 +62,13 @@ class Feedback:
         if stats.rtt_ms is not None and stats.rtt_ms <= MOST_RTT_S * 1000:
             self.rtt_s = stats.rtt_ms / 1000
         self.buffer_s = stats.buffer_ms / 1000
-        if rtp_time is not None:
+        if stats.paused:
+            self._playhead.stand(now_s)
+            self.pause = Pause.UNHEARD
+        elif rtp_time is not None:
             self._move(rtp_time, stats, now_s)
+        else:
+            self.pause = None
         self._count(stats.concealed_ms / 1000, now_s)
         return None
 
@@ -83,6 +87,7 @@ class Feedback:
         sent = self._playhead.find(rtp_time)
         if sent is None:
             # It stands where nobody remembers what was there.
+            self.pause = None
             return
         if rtp_time != self._rtp_time:
             self._rtp_time, self._since_s, self._received_then = rtp_time, now_s, stats.received
@@ -95,7 +100,8 @@ class Feedback:
             self._playhead.report(min(sent.plays_s + age_s + self.rtt_s / 2, now_s + EARLIEST_S), False, now_s)
         if stats.received < self._received_then:
             self._received_then = stats.received
-        self.paused = self._stands and stats.received - self._received_then >= (1 if self.paused else ARRIVED_PACKETS)
+        arrived = stats.received - self._received_then
+        self.pause = Pause.STUCK if self._stands and arrived >= (1 if self.pause is Pause.STUCK else ARRIVED_PACKETS) else None
 
     def _count(self, concealed_s: float, now_s: float) -> None:
         """Made-up sound counts where speech was to be heard before and after it; the counter runs on in silence."""
@@ -105,6 +111,6 @@ class Feedback:
             # The first, or counters that began anew.
             return
         more_s = min(concealed_s - before[0], now_s - before[1] + PLAYED_UNSEEN_S)
-        if was and self._in_speech and more_s > 0.0 and not self.paused:
+        if was and self._in_speech and more_s > 0.0 and self.pause is None:
             self.concealed_s += more_s
             log.info("a listener ran dry in speech: %.0f ms of its sound were made up", more_s * 1000)

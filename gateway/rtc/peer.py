@@ -162,7 +162,7 @@ class Peer:
         self._sign_s = now_s
         rtp_time = None if stats.rtp_time is None else self._track.from_wire(stats.rtp_time)
         self.feedback.take(stats, rtp_time, now_s)
-        self._line.pause(self._track, self.feedback.paused)
+        self._line.pause(self._track, self.feedback.pause)
 
     def _state_changed(self) -> None:
         state = self._connection.connectionState

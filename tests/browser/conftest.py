@@ -23,6 +23,7 @@ from playwright.async_api import async_playwright
 from tests.browser.demo import Demo
 from tests.browser.matching import RATE, Signal, resample
 from tests.browser.stalls import StallWatch
+from tests.gateway.stand_in import speech
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
@@ -114,15 +115,20 @@ def known(known_wav: Path) -> Signal:
     return read_wav(known_wav)
 
 
-@pytest.fixture(scope="session")
-def wav_engine(known_wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of an engine that plays the known file."""
-    folder = tmp_path_factory.mktemp("engine")
+@contextmanager
+def playing(wav: Path, folder: Path) -> Iterator[str]:
+    """The endpoint of an engine that plays this file for every utterance."""
     endpoint = f"ipc://{folder}/engine"
-    command = [sys.executable, "-m", "tests.wav_engine", "--wav", str(known_wav), "--endpoint", endpoint]
+    command = [sys.executable, "-m", "tests.wav_engine", "--wav", str(wav), "--endpoint", endpoint]
     with (folder / "engine.log").open("w") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, text=True) as process:
         yield endpoint
         end(process)
+
+
+@pytest.fixture(scope="session")
+def wav_engine(known_wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with playing(known_wav, tmp_path_factory.mktemp("engine")) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +141,18 @@ def wav_gateway(wav_engine: str, tmp_path_factory: pytest.TempPathFactory) -> It
 def brief_gateway(wav_engine: str, tmp_path: Path) -> Iterator[Gateway]:
     """One for a single test, which may stop it."""
     with serving(tmp_path, "--engine", wav_engine) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def long_gateway(tmp_path: Path) -> Iterator[Gateway]:
+    """Its utterances last a quarter of a minute, and it soon gives up listeners it does not hear of, and speech that nobody hears."""
+    wav, config = tmp_path / "long.wav", tmp_path / "gateway.toml"
+    with wave.open(str(wav), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(speech()[: 15 * RATE].tobytes())
+    config.write_text("silent_s = 3.0\nunheard_s = 1.0\n")
+    with playing(wav, tmp_path) as endpoint, serving(tmp_path, "--engine", endpoint, "--config", str(config)) as gateway:
         yield gateway
 
 

@@ -129,10 +129,15 @@ class Listener:
         self.stop_playing()
         self._reporting = asyncio.create_task(self._play(behind))
 
-    def pause(self) -> None:
+    def freeze(self) -> None:
         """From now on: play nothing, and report it."""
         self.stop_playing()
         self._reporting = asyncio.create_task(self._play(None))
+
+    def pause(self) -> None:
+        """From now on: play to nobody, and say so."""
+        self.stop_playing()
+        self._reporting = asyncio.create_task(self._play(4, paused=True))
 
     def stop_playing(self) -> None:
         """No more reports."""
@@ -140,12 +145,12 @@ class Listener:
             self._reporting.cancel()
             self._reporting = None
 
-    async def _play(self, behind: int | None) -> None:
+    async def _play(self, behind: int | None, *, paused: bool = False) -> None:
         frozen_s = time.monotonic()
         while True:
             if behind is not None:
                 self.playhead = max(self.playhead, len(self._packets) - behind)
-            self.report(age_ms=0 if behind is not None else (time.monotonic() - frozen_s) * 1000)
+            self.report(age_ms=0 if behind is not None else (time.monotonic() - frozen_s) * 1000, paused=paused)
             await asyncio.sleep(0.2)
 
     async def channel_event(self, kind: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.events import Stats
 from gateway.media.opus import PACKET_S, PACKET_SAMPLES, RATE
 from gateway.media.pacer import LEAD_S, PACKET_TICKS, Slot
-from gateway.media.playhead import STALE_S, USUAL_DELAY_S, Packet, Playhead
+from gateway.media.playhead import STALE_S, USUAL_DELAY_S, Packet, Pause, Playhead
 from gateway.rtc.feedback import EARLIEST_S, MOST_PER_S, Feedback
 
 BEGUN_S = 100.0
@@ -54,7 +54,7 @@ def test_an_honest_listener_is_believed_to_the_sample(delay_s: float, waits_s: l
             assert abs(stream.playhead.heard(1, now_s + later_s) - min(expected, sent)) <= 2
         assert stream.playhead.measured(now_s) and stream.playhead.playing(1, now_s)
         assert abs(stream.playhead.buffered_s(now_s) - (stream.count * PACKET_S - (now_s - BEGUN_S - delay_s))) < 0.001
-    assert not stream.feedback.refused and not stream.feedback.paused
+    assert not stream.feedback.refused and stream.feedback.pause is None
 
 
 claims = st.tuples(
@@ -136,13 +136,13 @@ def test_paused_is_who_gets_packets_and_plays_none() -> None:
     stream.say(BEGUN_S + 1.0, 40 * PACKET_TICKS, received=45)
     for i, received in enumerate((46, 46, 46)):
         stream.say(BEGUN_S + 1.2 + 0.2 * i, 40 * PACKET_TICKS, age_s=0.2 + 0.2 * i, received=received)
-    assert not stream.feedback.paused, "nothing comes through to it: the network's fault"
+    assert stream.feedback.pause is None, "nothing comes through to it: the network's fault"
     stream.say(BEGUN_S + 1.8, 40 * PACKET_TICKS, age_s=0.8, received=60)
-    assert stream.feedback.paused
+    assert stream.feedback.pause is Pause.STUCK
     stream.say(BEGUN_S + 2.0, 40 * PACKET_TICKS, age_s=1.0, received=60)
-    assert stream.feedback.paused, "being sent nothing does not end a pause"
+    assert stream.feedback.pause is Pause.STUCK, "being sent nothing does not end a pause"
     stream.say(BEGUN_S + 2.2, 44 * PACKET_TICKS, received=60)
-    assert not stream.feedback.paused
+    assert stream.feedback.pause is None
 
 
 def test_concealment_counts_in_speech_only_and_from_what_the_counter_was() -> None:
@@ -191,3 +191,17 @@ def test_what_was_dropped_is_not_sent_again() -> None:
     stream.honest(BEGUN_S + 1.0, 0.1)
     stream.playhead.drop(1, BEGUN_S + 1.0)
     assert stream.playhead.begin(BEGUN_S + 1.0) == [] and stream.playhead.dry(BEGUN_S + 1.0)
+
+
+def test_what_is_played_to_nobody_is_sent_again() -> None:
+    stream = Stream()
+    stream.honest(BEGUN_S + 1.0, 0.1)
+    for since_s in (0.1, 0.3, 0.5):
+        stream.run(BEGUN_S + 1.0 + since_s)
+        stream.feedback.take(Stats(stream.playhead.last_rtp_time, paused=True), stream.playhead.last_rtp_time, BEGUN_S + 1.0 + since_s)
+        assert stream.feedback.pause is Pause.UNHEARD
+    now_s = BEGUN_S + 1.6
+    assert stream.playhead.heard(1, now_s) == pytest.approx(1.0 * RATE, abs=2) and not stream.playhead.playing(1, now_s)
+    again = stream.playhead.rewind(now_s)
+    assert len(again) == stream.count - 50
+    assert stream.playhead.heard(1, now_s) == 50 * PACKET_SAMPLES and stream.playhead.dry(now_s)

@@ -76,18 +76,18 @@ async def test_heard_is_what_the_listener_says(connect, listen) -> None:
     assert cancelled["measured"] and abs(cancelled["heard_ms"] - expected_ms) < 120
 
 
-async def test_a_paused_listener_is_sent_no_more_and_goes_on_where_it_was(connect, listen, gateway, engine: StandInEngine) -> None:
+async def test_a_frozen_listener_is_sent_no_more_and_goes_on_where_it_was(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True)
     listener.play()
     await start(speaker, TEXT)
     await asyncio.sleep(0.6)
-    listener.pause()
+    listener.freeze()
     await asyncio.sleep(0.6)
     sent, heard = len(listener.arrivals), engine.utterances[0].playbacks[-1].heard
     assert not engine.utterances[0].playbacks[-1].playing
     await asyncio.sleep(0.3)
-    assert len(listener.arrivals) == sent, "what a paused receiver is sent overflows it"
+    assert len(listener.arrivals) == sent, "what a frozen receiver is sent overflows it"
     assert engine.utterances[0].playbacks[-1].heard == heard
     listener.play()
     await speaker.event("utterance.done")
@@ -97,13 +97,53 @@ async def test_a_paused_listener_is_sent_no_more_and_goes_on_where_it_was(connec
     assert min(scores) >= 0.9
 
 
+async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, listen, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.play()
+    await start(speaker, TEXT)
+    await asyncio.sleep(0.6)
+    listener.pause()
+    await asyncio.sleep(0.3)
+    sent, silences = len(listener.arrivals), len(listener.silences)
+    await asyncio.sleep(0.4)
+    assert len(listener.arrivals) == sent and len(listener.silences) > silences + 10, "the stream runs on, so that it need not begin anew"
+    heard = engine.utterances[0].playbacks[-1].heard
+    assert not engine.utterances[0].playbacks[-1].playing and 0.3 * RATE < heard < 0.8 * RATE
+    listened = len(listener.samples)
+    listener.play()
+    done = await speaker.event("utterance.done")
+    assert (done["reason"], done["text"]) == ("end", TEXT) and len(engine.utterances) == 1
+    await speaker.say(SHORT)
+    lag, scores = align(listener.samples[listened:], bytes(engine.utterances[0].pcm)[2 * heard :])
+    # The decoder needs some packets to get into its stride again.
+    assert min(scores) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, "all that was not heard, whatever of it had been sent"
+    assert lag < 0.5 * RATE
+
+
+async def test_a_long_pause_frees_the_engine(connect, listen, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.play()
+    await start(speaker)
+    await asyncio.sleep(0.6)
+    listener.pause()
+    done = await speaker.event("utterance.done")
+    assert done["reason"] == "unheard" and LONG.startswith(done["text"])
+    await asyncio.sleep(0.5)
+    assert engine.utterances[0].cancelled and len(engine.utterances) == 1
+    listener.play()
+    rest = await speaker.event("utterance.done")
+    assert rest["reason"] == "end" and done["text"] + rest["text"] == LONG
+
+
 async def test_somebody_who_takes_over_hears_what_the_first_did_not(connect, listen, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     first = await listen(speaker, channel=True)
     first.play()
     await start(speaker, TEXT)
     await asyncio.sleep(0.8)
-    first.pause()
+    first.freeze()
     await asyncio.sleep(0.5)
     told = engine.utterances[0].playbacks[-1].heard
     second = await listen(speaker, channel=True)
