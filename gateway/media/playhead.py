@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import NamedTuple
 
-from gateway.media.pacer import PACKET_S, Slot
+from gateway.media.pacer import PACKET_S, TRANSIT_S, Slot
 
-USUAL_DELAY_S = 0.075
+USUAL_DELAY_S = TRANSIT_S
 """Of a browser on a good network that does not say."""
 STALE_S = 2.0
 """A report older than this is no news; the estimate runs on from it."""

@@ -233,11 +233,11 @@ async def test_a_paused_player_misses_nothing(wav_gateway: Gateway, open_demo: O
     await demo.clear_recording()
     await demo.page.evaluate("speaker.play()")
     await demo.until("done", 1)
-    after_s = np.ptp(np.flatnonzero(np.abs(await demo.recording()) > 1e-3)) / RATE
-    whole_s = np.flatnonzero(np.abs(known) > 1e-3)[-1] / RATE
-    print(f"{before_s:.2f} s before the pause, {after_s:.2f} s after it, of {whole_s:.2f} s")
-    # Until the gateway knows of the pause, some is played to nobody.
-    assert -0.12 < before_s + after_s - whole_s < 0.3
+    rest = await demo.recording()
+    goes_on_s = (np.flatnonzero(np.abs(rest) > 1e-5)[0] - find(known, rest)) / RATE
+    print(f"paused at {before_s:.3f} s of the utterance, went on at {goes_on_s:.3f} s of it")
+    # Until the gateway knows of the pause, a little is played to nobody; what is heard again began in an earlier packet.
+    assert -0.3 < goes_on_s - before_s < 0.06
 
 
 async def test_a_killed_tab_gives_up_its_place_and_another_hears_the_rest(open_demo: OpenDemo, long_gateway: Gateway) -> None:
@@ -262,7 +262,7 @@ async def test_a_killed_tab_gives_up_its_place_and_another_hears_the_rest(open_d
     left = (await said(owner.page, "done"))[0]
     text = f"{LINE} {LINE}"
     print(f"heard {left['durationMs']} ms, {heard_ms:.0f} when it was killed, {left['text']!r}")
-    assert -300 < left["durationMs"] - heard_ms < 1500, "what is sent for three seconds to one that is dead is not heard"
+    assert -2500 < left["durationMs"] - heard_ms < 1500, "what is sent for three seconds to one that is dead is not heard"
     assert text.startswith(left["text"])
     other = await open_demo(long_gateway.url)
     await other.page.evaluate(GUEST, invitation)
