@@ -65,6 +65,9 @@ class Feedback:
         if stats.paused:
             self._playhead.stand(now_s)
             self.pause = Pause.UNHEARD
+        elif self.pause is Pause.UNHEARD:
+            # Where it is now is silence; the line goes on from where it was paused, and the next report tells of that.
+            self.pause = None
         elif rtp_time is not None:
             self._move(rtp_time, stats, now_s)
         else:

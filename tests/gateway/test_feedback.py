@@ -201,6 +201,8 @@ def test_what_is_played_to_nobody_is_sent_again() -> None:
         stream.feedback.take(Stats(stream.playhead.last_rtp_time, paused=True), stream.playhead.last_rtp_time, BEGUN_S + 1.0 + since_s)
         assert stream.feedback.pause is Pause.UNHEARD
     now_s = BEGUN_S + 1.6
+    stream.feedback.take(Stats(stream.playhead.last_rtp_time), stream.playhead.last_rtp_time, now_s)
+    assert stream.feedback.pause is None
     assert stream.playhead.heard(1, now_s) == pytest.approx(1.0 * RATE, abs=2) and not stream.playhead.playing(1, now_s)
     again = stream.playhead.rewind(now_s)
     assert len(again) == stream.count - 50
