@@ -57,6 +57,10 @@ Emit = Callable[[bytes, Event], None]
 STUMBLE_S = 0.12
 # To close a stalled row takes the making of its next frame, and as much again for neighbours and jitter.
 STALL_FRAMES = 4
+# As long as the silence that is trimmed may be, and a few more.
+REHEARSAL_FRAMES = 8
+# Weight of the latest utterance in the usual length of the silence before the first sound.
+ONSET_SHARE = 0.1
 TRACE_LAUNCHES = 10_000
 # Frames that a prompt must leave to speech.
 LEAST_ROOM = 100
@@ -106,6 +110,7 @@ class EngineLoop:
         self.info = stages.info
         self.scheduler = Scheduler(config, stages.costs, self.info.sample_rate, self.info.samples_per_frame)
         self.admission = Admission(self.scheduler)
+        self._onset_s: float | None = None
         self._free_at_s: float | None = None
         self._opened = 0
         self.epoch = secrets.randbits(48) | 1
@@ -119,6 +124,18 @@ class EngineLoop:
     @property
     def idle(self) -> bool:
         return not self._waiting and not self._active
+
+    def rehearse(self) -> None:
+        """Say a few frames to nobody: what a first utterance has to find out, such as how long this voice is silent before its first
+        sound, is then known."""
+        emit, self._emit = self._emit, lambda client, event: None
+        request = SpeechRequest(live=False, pace="file", max_frames=REHEARSAL_FRAMES, sampling=Sampling(seed=0))
+        for command in (Open(self.epoch, 0, request), Append(self.epoch, 0, "One, two, three."), Finish(self.epoch, 0)):
+            self.handle(b"", command, self._clock())
+        while not self.idle and self.turn(self._clock()) is not None:
+            pass
+        self._emit = emit
+        self.trace.clear()
 
     def handle(self, client: bytes, command: Command, now_s: float) -> None:
         """Obey one command. What cannot be obeyed is answered with `Failed`; commands for utterances that have ended do nothing."""
@@ -281,7 +298,8 @@ class EngineLoop:
         spoken = min(longest, room // 2) if request.whole_text else longest
         fits = TextRoom(spoken * self.scheduler.frame_s - SPARE_S, self.scheduler.frame_s)
         spent = 0 if request.whole_text else prompt - len(prefix)
-        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=spent, room=fits)
+        lead = round((self._onset_s or 0.0) / self.scheduler.frame_s)
+        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=spent, lead=lead, room=fits)
         onset = OnsetTrim(self.info.sample_rate) if self.config.trim_onset else None
         voice = Voice(utterance, text, prefix, seed, [], reference=reference, onset=onset, guard=Guard(self.info.sample_rate, self.scheduler.frame_s))
         if not request.whole_text:
@@ -406,14 +424,18 @@ class EngineLoop:
                 self._feed(voice)
 
     def _stall_due(self, voice: Voice, now_s: float) -> float:
-        """Seconds until a stalled row must be closed. Two are given longer: a sender as fast as speech, whose next word should come
-        before the listener runs dry, and the same at its beginning, where nobody has any slack yet, to stumble for a moment."""
+        """Seconds until a stalled row must be closed. Before the first sound nobody runs dry: there the sender has as long as it
+        would have had to begin. Later two are given longer: a sender as fast as speech, whose next word should come before the
+        listener runs dry, and the same at the beginning of its sound, where nobody has any slack yet, to stumble for a moment."""
         u, text = voice.utterance, voice.text
+        stumble_s = max(STUMBLE_S, 2 * text.word_s)
+        if not u.has_sounded:
+            return text.appended_s + (stumble_s if text.at_sentence_end else self.config.idle_flush_s) - now_s
         dry_s = u.playback.dry_at(now_s) - now_s
         if text.tokens_per_s < TOKENS_PER_SECOND:
             return dry_s - self.config.stall_slack_s
-        if u.frames_done * self.scheduler.frame_s < 2 * self.config.stall_slack_s:
-            return max(dry_s - self.config.stall_slack_s, text.appended_s + max(STUMBLE_S, 2 * text.word_s) - now_s)
+        if u.samples_emitted < 2 * self.config.stall_slack_s * self.info.sample_rate:
+            return max(dry_s - self.config.stall_slack_s, text.appended_s + stumble_s - now_s)
         return dry_s - min(self.config.stall_slack_s, STALL_FRAMES * self.scheduler.next_frame_s())
 
     def _next_due(self, now_s: float, utterances: list[Utterance]) -> float | None:
@@ -492,9 +514,14 @@ class EngineLoop:
                 now_s = self._clock()
                 if u.live and u.has_sounded:
                     self._tally.chunk_ready(u.playback.dry_at(now_s) - now_s)
+                if voice.onset is not None and not u.has_sounded:
+                    self._learn_onset(voice.onset.dropped / self.info.sample_rate)
                 self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, samples.tobytes()))
                 u.samples_emitted += len(samples)
                 u.playback.emit(len(samples), now_s)
+
+    def _learn_onset(self, dropped_s: float) -> None:
+        self._onset_s = dropped_s if self._onset_s is None else self._onset_s + ONSET_SHARE * (dropped_s - self._onset_s)
 
     def _heed(self, voice: Voice) -> None:
         """End speech that has gone wrong; the frames made so far are still spoken."""

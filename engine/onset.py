@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 WINDOW_S = 0.010
 # A window louder than this is sound; the quietest consonants at normal level lie well above it.
 THRESHOLD_DBFS = -50.0
+# A decoder may begin with a click, louder than that in the first window alone (the embedded voice's at -49 dBFS): no sound unless it goes on.
+CLICK_DBFS = -40.0
 # Kept before the first loud window, so that a soft beginning is not cut.
 KEEP_S = 0.030
 MOST_S = 0.400
@@ -26,7 +28,7 @@ class OnsetTrim:
         self._window = round(WINDOW_S * sample_rate)
         self._keep = round(KEEP_S * sample_rate)
         self._most = round(MOST_S * sample_rate)
-        self._threshold = 32768.0 * math.pow(10.0, THRESHOLD_DBFS / 20.0)
+        self._threshold, self._click = (32768.0 * math.pow(10.0, dbfs / 20.0) for dbfs in (THRESHOLD_DBFS, CLICK_DBFS))
         self._held: NDArray[np.int16] = np.zeros(0, np.int16)
 
     def push(self, samples: NDArray[np.int16]) -> NDArray[np.int16]:
@@ -36,6 +38,12 @@ class OnsetTrim:
         held = np.concatenate((self._held, samples))
         whole = len(held) // self._window
         loudness = np.sqrt(np.square(held[: whole * self._window].reshape(whole, self._window).astype(np.float32)).mean(1))
+        if self.dropped == 0 and whole and self._threshold < loudness[0] <= self._click:
+            if whole == 1:
+                self._held = held
+                return held[:0]
+            if loudness[1] <= self._threshold:
+                loudness[0] = 0.0
         loud = np.flatnonzero(loudness > self._threshold)
         # Windows are taken from the start of what is held, so a part of one may hold sound nobody has looked at: it stays held.
         silent = int(loud[0]) * self._window if len(loud) else whole * self._window

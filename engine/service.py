@@ -62,6 +62,7 @@ def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None 
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.bind(endpoint)
     service = Service(socket, stages, config)
+    service.loop.rehearse()
     if trace is not None:
         service.loop.trace = deque()
     for number in (signal.SIGTERM, signal.SIGINT):

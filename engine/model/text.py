@@ -87,13 +87,14 @@ class LiveText:
     that can be said. A text that outgrows `room` is ended there, at a sentence or word: it is then `full`.
 
     Positions are characters of the text as appended; `rate` is the sender's known speed in characters a second; `spent` tokens
-    go into the prompt at once, so the utterance cannot begin before there are more; `now_s` is a monotonic clock."""
+    go into the prompt at once, so the utterance cannot begin before there are more; `lead` tokens are eaten before the first sound; `now_s` is a monotonic clock."""
 
-    def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None, spent: int = 0, room: TextRoom | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None, spent: int = 0, lead: int = 0, room: TextRoom | None = None) -> None:
         self._tokenizer = tokenizer
         self._live = live
         self._rate = rate
         self._spent = spent
+        self._lead = lead
         self._room = room
         # What is not spoken yet, as the tokenizer wants it and as it was appended; `_tail_at` is where it begins, `_ends` where the
         # tail's characters end in the appended text, None if they are the same.
@@ -148,6 +149,11 @@ class LiveText:
     def blank(self) -> bool:
         """Nothing so far that can be said."""
         return self._tokens == 0 and not is_speakable(self._tail)
+
+    @property
+    def at_sentence_end(self) -> bool:
+        """Whether a sentence ends where the text does so far, or where its safe part does."""
+        return bool(_SENTENCE_END.search(self._tail) or _SENTENCE_END.search(self._said))
 
     @property
     def spoken_chars(self) -> int:
@@ -218,8 +224,8 @@ class LiveText:
             return self.whole_in(now_s, word_s)
         # A reserve for a slow sender, and for any what is eaten until its next word.
         slow = START_TOKENS * (1 - self.tokens_per_s / TOKENS_PER_SECOND)
-        wanted = max(1, math.ceil(slow), math.ceil(1.5 * self.word_s * TOKENS_PER_SECOND))
-        if self._tokens - self._spent >= wanted or _SENTENCE_END.search(self._tail) or _SENTENCE_END.search(self._said):
+        wanted = self._lead + max(1, math.ceil(slow), math.ceil(1.5 * self.word_s * TOKENS_PER_SECOND))
+        if self._tokens - self._spent >= wanted or self.at_sentence_end:
             return 0.0
         return max(0.0, self.appended_s + idle_s - now_s)
 

@@ -38,6 +38,19 @@ def test_silence_before_speech_goes_but_for_a_little(silence_s: float) -> None:
     assert onset.dropped == round(silence_s * RATE) + len(speech) - len(heard)
 
 
+@pytest.mark.parametrize(("level", "goes"), [(0.007, True), (0.02, False)])
+@pytest.mark.parametrize("sizes", [[1920], [100], [240, 1920]])
+def test_a_click_where_the_decoder_begins_is_no_sound(level: float, goes: bool, sizes: list[int]) -> None:
+    speech = tone(0.5)
+    heard, onset = trim(np.concatenate((tone(0.008, level), np.zeros(round(0.3 * RATE), np.int16), speech)), sizes)
+    assert (onset.dropped > 0.25 * RATE) == goes and np.array_equal(heard[-len(speech) :], speech)
+
+
+def test_what_begins_softly_and_goes_on_is_sound() -> None:
+    samples = np.concatenate((tone(0.02, 0.007), tone(0.5)))
+    assert np.array_equal(trim(samples, [1920])[0], samples)
+
+
 def test_at_most_400_ms() -> None:
     heard, onset = trim(np.concatenate((np.zeros(2 * RATE, np.int16), tone(0.2))), [1920])
     assert onset.dropped == round(MOST_S * RATE)
@@ -65,7 +78,7 @@ def test_chunks_do_not_matter_and_no_sound_is_lost(parts: list[tuple[float, floa
     heard, onset = trim(samples, sizes)
     assert np.array_equal(heard, samples[onset.dropped :])
     assert onset.dropped == trim(samples, [len(samples)])[1].dropped <= MOST_S * RATE
-    # What was dropped is quiet: no 10 ms of it come near the level of speech.
+    # What was dropped is quiet: no 10 ms of it come near the level of speech, but for a click at the very beginning.
     gone = samples[: onset.dropped].astype(float)
     for at in range(0, len(gone), 240):
-        assert np.sqrt(np.mean(gone[at : at + 240] ** 2)) <= 32768 * 10 ** (-50 / 20) + 1
+        assert np.sqrt(np.mean(gone[at : at + 240] ** 2)) <= 32768 * 10 ** ((-50 if at else -40) / 20) + 1

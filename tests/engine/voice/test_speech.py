@@ -45,7 +45,9 @@ def recogniser() -> Recogniser:
 
 
 def say(checkpoint: Checkpoint, pieces: list[tuple[float, str]]) -> Said:
-    said = Said(World(checkpoint, slots=1, positions=2048), pieces, None)
+    world = World(checkpoint, slots=1, positions=2048)
+    world.loop.rehearse()
+    said = Said(world, pieces, None)
     said.run()
     assert "".join(said.spoken) == "".join(piece for _, piece in pieces)
     return said
