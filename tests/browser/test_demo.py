@@ -236,6 +236,9 @@ async def test_a_chat_answer_is_spoken_as_it_streams_under_the_policy(wav_gatewa
     await page.reload()
     assert await page.input_value("#chat-key") == ""
     assert complaints == []
+    # Later, for while a debugger evaluates anything is allowed.
+    evaluated = "new Promise((tell) => setTimeout(() => { try { tell(eval('1')); } catch { tell('refused'); } }))"
+    assert await page.evaluate(evaluated) == "refused", "no policy is in force"
 
 
 async def test_a_stopped_answer_is_remembered_as_far_as_it_was_heard(wav_gateway: Gateway, open_demo: OpenDemo, chat: Chat) -> None:
