@@ -3,9 +3,10 @@
 from engine.characters import is_speakable
 from engine.client import EngineClient, EngineUtterance
 from engine.errors import CheckpointError, EngineError, EngineUnavailable, Overloaded, RequestRefused, UtteranceFailed
-from engine.messages import AudioChunk, Done, EngineInfo, Sampling, SpeechRequest, Started, Stats
+from engine.messages import WENT_WRONG, AudioChunk, Done, EngineInfo, Sampling, SpeechRequest, Started, Stats
 
 __all__ = [
+    "WENT_WRONG",
     "AudioChunk",
     "CheckpointError",
     "Done",

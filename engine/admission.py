@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 from engine.request import Utterance
@@ -15,6 +16,10 @@ FORECAST_LAUNCHES = 150
 FORECAST_GRACE_S = 0.02
 # A forecast that found no room stands for this long.
 FULL_FOR_S = 0.05
+# A device needed less than this for good has room for one more, and a forecast would only cost the host time.
+LIGHT_LOAD = 0.5
+# Slots that downloads leave to live requests, as a share.
+RESERVED = 0.25
 
 
 class Admission:
@@ -23,6 +28,12 @@ class Admission:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._full_until_s = float("-inf")
+        slots = scheduler.config.slots
+        self._reserved = min(math.ceil(RESERVED * slots), slots - 1)
+
+    def has_slot(self, free: int, newcomer: Utterance) -> bool:
+        """Whether one of `free` slots is for `newcomer`: a download leaves some to those who listen."""
+        return free > (0 if newcomer.live else self._reserved)
 
     def has_room(self, now_s: float, active: Sequence[Utterance], newcomer: Utterance) -> bool:
         """Whether `newcomer` can join the `active` ones. A download waits for spare time by itself."""
@@ -31,8 +42,10 @@ class Admission:
         if now_s < self._full_until_s:
             return False
         # Buffers can hide for seconds that there are too many, so what can be kept for good counts as well as the next second.
-        kept = self._scheduler.load(1 + sum(u.live and not u.speech_ended for u in active)) <= 1.0
-        full = not kept or would_miss(self._scheduler, now_s, active, newcomer)
+        load = self._scheduler.load(1 + sum(u.live and not u.speech_ended for u in active))
+        if load <= LIGHT_LOAD:
+            return True
+        full = load > 1.0 or would_miss(self._scheduler, now_s, active, newcomer)
         if full:
             self._full_until_s = now_s + FULL_FOR_S
         return not full

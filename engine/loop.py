@@ -57,6 +57,8 @@ Emit = Callable[[bytes, Event], None]
 STUMBLE_S = 0.12
 # To close a stalled row takes the making of its next frame, and as much again for neighbours and jitter.
 STALL_FRAMES = 4
+# So many utterances may be open without enough text for each one that may wait for room.
+WRITERS = 16
 # As long as the silence that is trimmed may be, and a few more.
 REHEARSAL_FRAMES = 8
 # Weight of the latest utterance in the usual length of the silence before the first sound.
@@ -214,7 +216,8 @@ class EngineLoop:
             # The border of supervision: a launch that breaks costs its own rows, not the engine.
             log.exception("a launch of %s over %d rows failed", launch.stage.name, len(launch.rows))
             for u in launch.rows:
-                self._fail((u.client, u.number), UtteranceFailed("the engine failed in mid-utterance; its log has the cause"))
+                if (u.client, u.number) in self._active:
+                    self._fail((u.client, u.number), UtteranceFailed("the engine failed in mid-utterance; its log has the cause"))
         return 0.0
 
     def drop_client(self, client: bytes) -> None:
@@ -258,9 +261,7 @@ class EngineLoop:
         try:
             if key in self._active or key in self._waiting:
                 raise RequestRefused(f"utterance: number {number} is in use")
-            if len(self._waiting) >= self.config.waiting:
-                retry_s = self._frees_in(now_s)
-                raise Overloaded(f"{len(self._waiting)} utterances are waiting already; try again in about {retry_s:.0f} s", retry_after_s=retry_s)
+            self._check_queue(now_s)
             voice = self._voice(key, request, now_s)
         except EngineError as error:
             self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable, error.retry_after_s))
@@ -316,7 +317,8 @@ class EngineLoop:
         if voice.utterance.slot >= 0:
             self._write(voice, voice.text.finished)
         elif voice.text.finished and voice.text.blank:
-            self._end((voice.utterance.client, voice.utterance.number), "empty")
+            # What filled an utterance and cannot be said may still have words behind it.
+            self._end((voice.utterance.client, voice.utterance.number), "length" if voice.text.full else "empty")
 
     def _write(self, voice: Voice, last: bool) -> None:
         u = voice.utterance
@@ -341,8 +343,9 @@ class EngineLoop:
             u.text_issued += len(fresh)
 
     def _admit(self, now_s: float) -> None:
-        """Utterances with enough text to begin take free slots, oldest first, as long as nobody's sound would break for it."""
-        for key, voice in list(self._waiting.items()):
+        """Utterances with enough text to begin take free slots, live ones before downloads and the oldest first, as long as nobody's
+        sound would break for it."""
+        for key, voice in sorted(self._waiting.items(), key=lambda item: not item[1].utterance.live):
             if not voice.text.may_start(now_s, self.config.idle_flush_s, self.config.word_pause_s):
                 continue
             if not voice.text.finished and voice.text.whole_in(now_s, self.config.word_pause_s) == 0.0:
@@ -351,6 +354,11 @@ class EngineLoop:
                 voice.text.finish()
                 self._feed(voice)
             if voice.ready_s is None:
+                try:
+                    self._check_queue(now_s)
+                except Overloaded as error:
+                    self._fail(key, error)
+                    continue
                 voice.ready_s = now_s
             if self._has_room(voice, now_s):
                 del self._waiting[key]
@@ -362,10 +370,20 @@ class EngineLoop:
                 what = f"no room within {self.config.longest_wait_s:g} s beside {len(self._active)} utterances; try again in about {retry_s:.0f} s"
                 self._fail(key, Overloaded(what, retry_after_s=retry_s))
 
+    def _check_queue(self, now_s: float) -> None:
+        """Raises Overloaded if as many wait for room as may, or far more for text: those take nothing but memory."""
+        ready = sum(voice.ready_s is not None for voice in self._waiting.values())
+        if ready >= self.config.waiting or len(self._waiting) >= WRITERS * self.config.waiting:
+            retry_s = self._frees_in(now_s)
+            raise Overloaded(f"{len(self._waiting)} utterances are waiting already; try again in about {retry_s:.0f} s", retry_after_s=retry_s)
+
     def _has_room(self, voice: Voice, now_s: float) -> bool:
         """A free slot, and no listener who would run dry for it."""
-        if not self.stages.free_slots:
+        if not self.admission.has_slot(self.stages.free_slots, voice.utterance):
             return False
+        # The forecast is to know what the prompt costs.
+        body = len(voice.tokens) + 1 if voice.utterance.request.whole_text else 0
+        voice.utterance.prefill_left = self.stages.prompt_pieces(voice.prefix, body, voice.reference)
         others = [other.utterance for other in self._active.values()]
         return self.admission.has_room(now_s, others, voice.utterance)
 
@@ -457,8 +475,7 @@ class EngineLoop:
         voices = [self._active[u.client, u.number] for u in rows]
         match launch.stage:
             case Stage.PREFILL:
-                self.stages.prefill(slots[0])
-                rows[0].prefill_left -= 1
+                rows[0].prefill_left = self.stages.prefill(slots[0])
             case Stage.TALKER:
                 for u in rows:
                     if u.request.live and u.text_closed and u.text_issued - u.frames_issued in (0, 1):

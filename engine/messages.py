@@ -153,6 +153,10 @@ class AudioChunk(msgspec.Struct, frozen=True, tag="audio"):
     pcm: bytes
 
 
+WENT_WRONG = ("runaway", "silence", "repetition")
+"""Reasons of `Done` after which some of the words that the voice was given may not have been said."""
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The last event of an utterance that was spoken.
 

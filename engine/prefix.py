@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ class PrefixCache:
         self._cache = cache
         self._capacity = capacity
         self._known: OrderedDict[Prefix, tuple[Tensor, Tensor]] = OrderedDict()
+
+    def knows(self, prefix: Prefix) -> bool:
+        return prefix in self._known
 
     def fill(self, prefix: Prefix, slot: int) -> bool:
         """Copy the prefix's KV into a slot; False if it is not known."""
@@ -59,16 +63,22 @@ class PrimedCodec:
         """Steps that `compute` takes."""
         return -(-len(reference.frames) // self._step)
 
-    def compute(self, reference: Reference, zero: CodecState) -> Iterator[None]:
-        """Compute `after`, a step at a time, from the zero state of one row on the device and in its dtype."""
+    def compute(self, reference: Reference, zero: CodecState) -> tuple[CodecState, list[Callable[[], None]]]:
+        """The state that will be `after`, and the steps that make it so, from the zero state of one row on the device and in its dtype."""
         state = CodecState(list(zero.parts), zero.frames)
         codes = torch.tensor(reference.frames, device=zero.frames.device)[None]
-        for first in range(0, codes.shape[1], self._step):
-            with torch.inference_mode():
-                self._codec(codes[:, first : first + self._step], state)
-            if first + self._step >= codes.shape[1]:
-                # Copies: what the decoder leaves are views of whole activations.
-                self._known[reference] = CodecState([part.clone() for part in state.parts], state.frames)
-                if len(self._known) > self._capacity:
-                    self._known.popitem(last=False)
-            yield
+        pieces = [codes[:, first : first + self._step] for first in range(0, codes.shape[1], self._step)]
+        steps: list[Callable[[], None]] = [partial(self._decode, piece, state) for piece in pieces[:-1]]
+        return state, [*steps, partial(self._finish, reference, pieces[-1], state)]
+
+    @torch.inference_mode()
+    def _decode(self, codes: Tensor, state: CodecState) -> None:
+        self._codec(codes, state)
+
+    def _finish(self, reference: Reference, codes: Tensor, state: CodecState) -> None:
+        self._decode(codes, state)
+        # Copies: what the decoder leaves are views of whole activations.
+        state.parts[:] = [part.clone() for part in state.parts]
+        self._known[reference] = state
+        if len(self._known) > self._capacity:
+            self._known.popitem(last=False)

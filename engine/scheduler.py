@@ -2,7 +2,7 @@
 
 A stream's `slack` is the time until its listener runs dry, less the work its next chunk still needs, less safety.
   1. a stream with no slack left: the earliest to run dry goes first;
-  2. otherwise a stream that has not sounded yet: the oldest first, at the stage nearest to sound;
+  2. otherwise a stream that has not sounded yet: live before downloads, the oldest first, at the stage nearest to sound;
   3. otherwise the smallest slack, as long as its listener is less than `ahead_s` ahead; else wait.
 The anchor so found is joined by rows that are ready for the same work."""
 
@@ -196,7 +196,7 @@ class Scheduler:
             return min(late, key=lambda item: item.dry_at)
         silent = [item for item in work if not item.utterance.has_sounded]
         if silent:
-            return min(silent, key=lambda item: (item.utterance.arrived_s, -item.stage))
+            return min(silent, key=lambda item: (not item.utterance.live, item.utterance.arrived_s, -item.stage))
         near = [item for item in work if item.slack < self.config.ahead_s]
         if near:
             return min(near, key=lambda item: item.slack)
@@ -208,7 +208,8 @@ class Scheduler:
         others = [item for item in work if item is not anchor and self._joins(item, stage, frames)]
         others.sort(key=lambda item: (item.utterance.has_sounded, item.slack if item.utterance.has_sounded else item.utterance.arrived_s))
         rows = [anchor.utterance, *(item.utterance for item in others)][: self._room(anchor)]
-        self.usual_rows += 0.05 * (len(rows) - self.usual_rows)
+        if stage is not Stage.PREFILL:
+            self.usual_rows += 0.05 * (len(rows) - self.usual_rows)
         return Launch(stage, rows, frames)
 
     def _joins(self, item: ReadyWork, stage: Stage, frames: int) -> bool:

@@ -130,8 +130,8 @@ def simulate(
             request = SpeechRequest(pace=arrival.pace)
             u = Utterance(b"", len(active), request, PlaybackClock(SAMPLE_RATE), arrival.frames, arrival.at_s, prefill_left=arrival.prefill)
             waiting.append((u, outcome))
-        for u, outcome in list(waiting):
-            if len(active) < config.slots and admission.has_room(now_s, [other for other, _ in active], u):
+        for u, outcome in sorted(waiting, key=lambda pair: not pair[0].live):
+            if admission.has_slot(config.slots - len(active), u) and admission.has_room(now_s, [other for other, _ in active], u):
                 waiting.remove((u, outcome))
                 active.append((u, outcome))
                 now_s += durations.open_s()
@@ -203,8 +203,8 @@ def poisson(rate: float, seconds: float, seed: int, *, files: float = 0.0) -> li
 def compare(config: EngineConfig, costs: StageCosts, rates: Sequence[float], seconds: float = 120.0) -> str:
     """A table of every policy at every rate, as Markdown."""
     lines = [
-        "| requests/s | policy | TTFA p50 ms | TTFA p95 ms | requests with a gap | silence ms a request | device busy |",
-        "|---|---|---|---|---|---|---|",
+        "| requests/s | policy | TTFA p50 ms | TTFA p95 ms | requests with a gap | silence ms a request | refused | device busy |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for rate in rates:
         for name, policy in POLICIES.items():
@@ -212,6 +212,6 @@ def compare(config: EngineConfig, costs: StageCosts, rates: Sequence[float], sec
             silent_s = sum(o.silent_s for o in run.outcomes) / max(1, len(run.outcomes))
             lines.append(
                 f"| {rate:g} | {name} | {run.ttfa_s(0.5) * 1000:.0f} | {run.ttfa_s(0.95) * 1000:.0f} | {run.underrun_share:.1%} "
-                f"| {silent_s * 1000:.0f} | {run.busy_s / run.ended_s:.0%} |"
+                f"| {silent_s * 1000:.0f} | {sum(o.refused for o in run.outcomes)} | {run.busy_s / run.ended_s:.0%} |"
             )
     return "\n".join(lines)

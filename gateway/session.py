@@ -12,7 +12,7 @@ from collections import deque
 from concurrent.futures import Executor
 from typing import Protocol
 
-from engine import AudioChunk, Done, EngineError, SpeechRequest, Started
+from engine import WENT_WRONG, AudioChunk, Done, EngineError, SpeechRequest, Started
 from gateway.config import GatewayConfig
 from gateway.events import (
     Cancel,
@@ -282,6 +282,9 @@ class Session:
                         tap.add(event.pcm)
                     await self._line.write(utterance.number, event.pcm)
                 case Done():
+                    if event.reason in WENT_WRONG:
+                        what = f"the voice went wrong ({event.reason}) and was stopped; the last words of this utterance may not have been said"
+                        self._socket.event(Error("speech_broken_off", f"{what}; send them again", True, utterance.number))
                     self._carry_over(utterance, utterance.done(event))
         if tap is not None:
             await asyncio.to_thread(tap.save)

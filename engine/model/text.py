@@ -87,7 +87,8 @@ class LiveText:
     that can be said. A text that outgrows `room` is ended there, at a sentence or word: it is then `full`.
 
     Positions are characters of the text as appended; `rate` is the sender's known speed in characters a second; `spent` tokens
-    go into the prompt at once, so the utterance cannot begin before there are more; `lead` tokens are eaten before the first sound; `now_s` is a monotonic clock."""
+    go into the prompt at once, so the utterance cannot begin before there are more; `lead` tokens are eaten before the first
+    sound; `now_s` is a monotonic clock."""
 
     def __init__(self, tokenizer: Tokenizer, *, live: bool, rate: float | None, spent: int = 0, lead: int = 0, room: TextRoom | None = None) -> None:
         self._tokenizer = tokenizer

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestRefused
 from engine.messages import EngineInfo, Sampling
 from engine.model.checkpoint import Checkpoint
+from engine.model.codec import CodecState
 from engine.model.prompt import AUTO, CloneVoice, Prefix, Reference, SpeakerVector, build_prefix, embed, embed_frames, languages
 from engine.model.talker import Span
 from engine.model.voices import VoiceStore
@@ -32,6 +34,20 @@ log = logging.getLogger(__name__)
 WARM_CLONES = 4
 
 
+@dataclass
+class Prompt:
+    """What is left to compute of a slot's prompt, piece by piece: its prefix, then the rest; and what is to be done after the last."""
+
+    prefix: Prefix
+    prefix_work: deque[Callable[[], object]] = field(default_factory=deque)
+    work: deque[Callable[[], object]] = field(default_factory=deque)
+    last: Callable[[], object] | None = None
+
+    @property
+    def left(self) -> int:
+        return len(self.prefix_work) + len(self.work)
+
+
 class Stages:
     """Slots, prefixes and the three stages of one checkpoint on one device. Launches pad their rows up to a bucket with the idle slot."""
 
@@ -43,7 +59,7 @@ class Stages:
         self.slots = SlotTable(checkpoint, config.slots, config.positions)
         self.prefixes = PrefixCache(self.slots.cache)
         self.primed = PrimedCodec(checkpoint.codec, config.priming_frames)
-        self._prefills: dict[int, deque[Callable[[], object]]] = {}
+        self._prompts: dict[int, Prompt] = {}
         self.talker_stage = TalkerStage(checkpoint, self.slots)
         self.predictor_stage = PredictorStage(checkpoint, self.slots, config.buckets[-1])
         self.codec_stage = CodecStage(checkpoint, self.slots)
@@ -90,54 +106,58 @@ class Stages:
         self.slots.prompt[slot] = len(prefix) + len(body)
         self.slots.set_sampling(slot, sampling, seed)
         self.slots.may_end[slot] = may_end
-        work: list[Callable[[], object]] = []
-        if not self.prefixes.fill(prefix, slot):
-            work += self._pieces(slot, prefix, 0)
-            work[-1] = partial(self._last_of_prefix, work[-1], prefix, slot)
-        work += self._pieces(slot, body, len(prefix))
-        if reference is not None:
-            if self.primed.after(reference) is None:
-                priming = self.primed.compute(reference, self.slots.codec_state(torch.tensor([slot])))
-                work += [partial(next, priming, None)] * self.primed.pieces(reference)
-            if work:
-                work[-1] = partial(self._last_of_reference, work[-1], reference, slot)
-            else:
-                self._go_on_after(reference, slot)
-        self._prefills[slot] = deque(work)
-        return slot, len(work)
-
-    def prefill(self, slot: int) -> None:
-        """Compute the next piece of a slot's prompt."""
-        self._prefills[slot].popleft()()
-
-    def _pieces(self, slot: int, rows: Prefix, start: int) -> list[Callable[[], object]]:
+        known = self.prefixes.fill(prefix, slot)
         most = self.config.prefill_rows
-        return [partial(self._compute, slot, rows[at : at + most], start + at) for at in range(0, len(rows), most)]
+        prompt = Prompt(prefix)
+        if not known:
+            prompt.prefix_work += [partial(self._compute, slot, prefix[at : at + most], at) for at in range(0, len(prefix), most)]
+        prompt.work += [partial(self._compute, slot, body[at : at + most], len(prefix) + at) for at in range(0, len(body), most)]
+        if reference is not None:
+            state = self.primed.after(reference)
+            if state is None:
+                state, steps = self.primed.compute(reference, self.slots.codec_state(torch.tensor([slot])))
+                prompt.work += steps
+            prompt.last = partial(self._go_on_after, reference, state, slot)
+            if not prompt.left:
+                prompt.last()
+        self._prompts[slot] = prompt
+        return slot, prompt.left
+
+    def prompt_pieces(self, prefix: Prefix, body_rows: int, reference: Reference | None) -> int:
+        """How often `prefill` will have to be called."""
+        rows = (0 if self.prefixes.knows(prefix) else len(prefix), body_rows)
+        steps = 0 if reference is None or self.primed.after(reference) is not None else self.primed.pieces(reference)
+        return sum(-(-count // self.config.prefill_rows) for count in rows) + steps
+
+    def prefill(self, slot: int) -> int:
+        """Compute the next piece of a slot's prompt; returns how many are left. A neighbour's prefix that is the same is not computed twice."""
+        prompt = self._prompts[slot]
+        if prompt.prefix_work and self.prefixes.fill(prompt.prefix, slot):
+            prompt.prefix_work.clear()
+        elif prompt.prefix_work:
+            prompt.prefix_work.popleft()()
+            if not prompt.prefix_work:
+                self.prefixes.keep(prompt.prefix, slot)
+        else:
+            prompt.work.popleft()()
+        if not prompt.left and prompt.last is not None:
+            prompt.last()
+        return prompt.left
 
     @torch.inference_mode()
     def _compute(self, slot: int, rows: Prefix, start: int) -> None:
         talker = self.checkpoint.talker
         talker(embed(talker, self.checkpoint.predictor, rows), [Span(slot, start, len(rows))], self.slots.cache)
 
-    def _last_of_prefix(self, compute: Callable[[], object], prefix: Prefix, slot: int) -> None:
-        compute()
-        self.prefixes.keep(prefix, slot)
-
-    def _last_of_reference(self, compute: Callable[[], object], reference: Reference, slot: int) -> None:
-        compute()
-        self._go_on_after(reference, slot)
-
-    def _go_on_after(self, reference: Reference, slot: int) -> None:
+    def _go_on_after(self, reference: Reference, state: CodecState, slot: int) -> None:
         last = torch.tensor(reference.frames[-1:], device=self.slots.hidden.device)
         with torch.inference_mode():
             frame_sum = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
-        state = self.primed.after(reference)
-        assert state is not None
         self.slots.begin_after(slot, frame_sum, state)
 
     def close(self, slot: int) -> None:
         """Give a slot back, whatever is left of its prompt."""
-        self._prefills.pop(slot, None)
+        self._prompts.pop(slot, None)
         self.slots.give_back(slot)
 
     def write_text(self, slot: int, first: int, ids: list[int]) -> None:

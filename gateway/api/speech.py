@@ -16,7 +16,18 @@ from typing import Any
 
 from aiohttp import web
 
-from engine import AudioChunk, Done, EngineError, EngineUnavailable, Overloaded, RequestRefused, SpeechRequest, UtteranceFailed, is_speakable
+from engine import (
+    WENT_WRONG,
+    AudioChunk,
+    Done,
+    EngineError,
+    EngineUnavailable,
+    Overloaded,
+    RequestRefused,
+    SpeechRequest,
+    UtteranceFailed,
+    is_speakable,
+)
 from gateway.api.speech_body import OPENAI_VOICES, ApiError, SpeechBody, blamed, decode, find_model, model_names
 from gateway.filter import Verbatim
 from gateway.keys import ACCESS, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, REQUESTS
@@ -116,11 +127,11 @@ class _Speech:
                 engine.cancel()
 
     def _left(self, text: str, done: Done) -> str:
-        """What did not fit into one utterance, or went wrong in it, is said in the next; an end that the caller set is one."""
+        """What did not fit into one utterance is said in the next; an end that the caller set is one. Raises UtteranceFailed."""
         if done.reason in ("end", "empty") or (done.reason == "length" and self._request.max_frames is not None):
             return ""
-        if done.text_until == 0:
-            # It would again, and for ever.
+        if done.reason in WENT_WRONG or done.text_until == 0:
+            # Some of what was to be said may not have been; and with nothing taken it would go so for ever.
             raise UtteranceFailed(f"the engine gave the text up ({done.reason}); try again")
         return text[done.text_until :]
 

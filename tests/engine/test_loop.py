@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.config import LATENCY
 from engine.loop import EngineLoop
@@ -33,6 +35,7 @@ from engine.stages import Stages
 from tests.conftest import FIXTURES
 
 ME = b"client"
+TEXT = "the quick brown fox jumps over the lazy dog. one two three"
 CONFIG = replace(LATENCY, slots=8, positions=256)
 
 
@@ -200,10 +203,13 @@ def test_more_utterances_than_slots_wait_their_turn(tiny: Checkpoint) -> None:
 
 def test_a_full_waiting_room_refuses_and_says_to_come_back(tiny: Checkpoint) -> None:
     world = World(tiny, slots=1, waiting=2)
-    for number in range(3):
-        world.open(number, finish=False)
-    failed = world.last(2)
-    assert isinstance(failed, Failed) and failed.code == "overloaded" and failed.retryable
+    for number in range(4):
+        world.open(number, "one two three", max_frames=100)
+        world.loop.turn(world.now_s)
+    # One is spoken, two wait, and the fourth is too many.
+    failed = world.last(3)
+    assert isinstance(failed, Failed) and failed.code == "overloaded" and failed.retryable and failed.retry_after_s
+    assert all(not isinstance(event, Failed) for event in world.events if event is not failed)
 
 
 @pytest.mark.parametrize(
@@ -488,3 +494,87 @@ def test_a_long_prompt_is_put_in_between_the_frames_of_those_who_are_heard(vd: C
     between = fresh[pieces[0] : pieces[-1]]
     assert any(1 in entry.rows for entry in between), "the listener of the first waits for the whole prompt of the second"
     assert isinstance(world.last(2), Done)
+
+
+def test_utterances_that_wait_for_text_are_not_in_the_queue_for_room(tiny: Checkpoint) -> None:
+    world = World(tiny, waiting=2)
+    for number in range(1, 9):
+        world.open(number, finish=False)
+    world.open(20, "one two three")
+    world.run(5.0)
+    assert isinstance(world.last(20), Done), "it waits behind those who have nothing to say yet"
+    for number in range(30, 54):
+        world.open(number, finish=False)
+    world.open(60, finish=False)
+    refusal = world.last(60)
+    assert isinstance(refusal, Failed) and refusal.code == "overloaded" and refusal.retry_after_s
+
+
+def test_words_behind_what_cannot_be_said_are_left_for_the_next_utterance(tiny: Checkpoint) -> None:
+    world = World(tiny)
+    text = "\U0001f642" * 400 + " one two three"
+    world.open(1, text)
+    world.run()
+    done = world.done(1)
+    assert (done.reason, done.samples) == ("length", 0) and 0 < done.text_until < len(text)
+
+
+def test_newcomers_with_the_same_unknown_prompt_compute_it_once(vd: Checkpoint) -> None:
+    world = World(vd, prefill_rows=2)
+    for number in (1, 2):
+        world.open(number, "one two three", instructions="a low and steady voice", sampling=Sampling(greedy=True))
+    world.run()
+    pieces = [entry.rows[0] for entry in world.loop.trace if entry.stage is Stage.PREFILL]
+    assert len(pieces) < 1.5 * pieces.count(1) and np.array_equal(world.pcm(1), world.pcm(2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_happens_when_everything_is_freed_and_everyone_answered_once(vd: Checkpoint, data: st.DataObject) -> None:
+    """Opens, cancels, reports and a client that leaves, in any order and at any moment, prompts half computed among them."""
+    draw = data.draw
+    slots = draw(st.sampled_from([1, 2, 4]))
+    world = World(vd, slots=slots, prefill_rows=draw(st.sampled_from([1, 4, 16])), longest_wait_s=0.5)
+    opened = 0
+    for action in draw(st.lists(st.sampled_from(["open", "cancel", "heard", "append", "leave", *["turn"] * 6]), max_size=80)):
+        number = draw(st.integers(1, max(1, opened)))
+        if action == "open":
+            opened += 1
+            fields = {
+                "instructions": draw(st.sampled_from(["", "calm", "a low and steady voice, " * 4])),
+                "pace": draw(st.sampled_from(["live", "file"])),
+                "whole_text": draw(st.booleans()),
+                "max_frames": draw(st.integers(1, 20)),
+                "sampling": Sampling(seed=opened),
+            }
+            world.open(opened, TEXT[: draw(st.integers(1, len(TEXT)))], finish=draw(st.booleans()), **fields)
+        elif action == "cancel":
+            world.loop.handle(ME, Cancel(world.loop.epoch, number), world.now_s)
+        elif action == "heard":
+            world.loop.handle(ME, Playback(world.loop.epoch, number, draw(st.integers(-5, 50_000)), draw(st.booleans()), True), world.now_s)
+        elif action == "append":
+            world.append(number, " more")
+        elif action == "leave":
+            world.loop.drop_client(b"somebody else")
+        else:
+            wait_s = world.loop.turn(world.now_s)
+            world.now_s += 0.001 if wait_s == 0.0 else min(wait_s or 0.05, 0.3)
+    for number in range(1, opened + 1):
+        world.loop.handle(ME, Finish(world.loop.epoch, number), world.now_s)
+    world.run(120.0)
+    assert world.loop.idle and world.stages.free_slots == slots and not world.stages._prompts
+    assert sorted(world.stages.slots._free) == list(range(slots))
+    for number in range(1, opened + 1):
+        own = [event for event in world.events if getattr(event, "utterance", None) == number]
+        assert [type(event) for event in own if isinstance(event, Done | Failed)] == [type(own[-1])]
+        assert sum(isinstance(event, Started) for event in own) <= 1
+        last = own[-1]
+        assert not isinstance(last, Done) or last.samples == len(world.pcm(number))
+    known = set(world.stages.prefixes._known)
+    for number, prefix in enumerate(known, 1000):
+        # What is kept was computed whole: an utterance that uses it sounds as one in a new world.
+        fresh, again = World(vd), world
+        for each in (fresh, again):
+            each.loop.open_tokens(number, prefix, (), Sampling(greedy=True), 3, each.now_s, text=[5, 6, 7], last=True)
+            each.run(5.0)
+        assert np.array_equal(fresh.pcm(number), again.pcm(number))

@@ -240,8 +240,11 @@ async def test_a_text_too_long_for_one_utterance_goes_on_in_the_next(connect, en
 async def test_after_a_voice_that_went_wrong_the_text_it_had_not_taken_is_spoken(connect, engine: StandInEngine) -> None:
     engine.cut_after, engine.cut_reason = len("The first sentence."), "repetition"
     speaker = await connect()
-    first = await speaker.say("The first sentence. And the second one.")
-    second = await speaker.event("utterance.done")
+    await speaker.send("text.append", text="The first sentence. And the second one.")
+    await speaker.send("text.end")
+    error = await speaker.event("error")
+    assert (error["code"], error["retryable"], error["utterance"]) == ("speech_broken_off", True, 1) and "repetition" in error["message"]
+    first, second = await speaker.event("utterance.done"), await speaker.event("utterance.done")
     assert (first["reason"], first["text"]) == ("repetition", "The first sentence.")
     assert (second["reason"], second["text"]) == ("end", " And the second one.")
 

@@ -297,6 +297,18 @@ async def test_text_longer_than_an_utterance_goes_on_in_the_next(sdk: openai.Asy
     assert answer.content == made(engine, 0) + made(engine, 1)
 
 
+@pytest.mark.parametrize("reason", ["runaway", "silence", "repetition"])
+async def test_a_voice_that_went_wrong_is_no_whole_answer(gateway, engine: StandInEngine, reason: str) -> None:
+    engine.cut_after, engine.cut_reason = 6, reason
+    async with gateway.post(SPEECH, json={"voice": "ryan", "input": TEXT, "response_format": "pcm"}) as response:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+    engine.cut_after = 6
+    async with gateway.post(SPEECH, json={"voice": "ryan", "input": TEXT, "response_format": "wav", "stream": False}) as response:
+        error = (await response.json())["error"]
+    assert response.status >= 500 and reason in error["message"] and "try again" in error["message"]
+
+
 async def test_speech_that_breaks_off_is_no_whole_answer(gateway, engine: StandInEngine) -> None:
     body = {"voice": "ryan", "input": TEXT, "response_format": "pcm"}
     engine.fail_after = 8
