@@ -136,7 +136,7 @@ class EngineLoop:
             self.handle(b"", command, self._clock())
         while not self.idle and self.turn(self._clock()) is not None:
             pass
-        self._emit = emit
+        self._emit, self._tally = emit, Tally()
         self.trace.clear()
 
     def handle(self, client: bytes, command: Command, now_s: float) -> None:
