@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.loop import EngineLoop, Voice
+from engine.loop import EngineLoop
 from engine.messages import Event, Sampling
 from engine.model.checkpoint import Checkpoint, load_checkpoint, load_encoders
 from engine.model.codec import CodecDecoder, CodecState
 from engine.model.prompt import CloneVoice, Prefix, Reference, SpeakerVector, build_prefix, embed, whole_text_body
 from engine.model.speaker import mel_spectrogram
+from engine.opening import Voice
 from engine.stages import Stages
 
 TOLERANCE = {"embeddings": 1e-3, "hidden": 1e-3, "logits": 1e-3, "wav": 1e-4, "mel": 1e-4, "speaker": 1e-4}

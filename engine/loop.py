@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.admission import FULL_FOR_S, Admission
 from engine.config import EngineConfig
 from engine.errors import EngineError, Overloaded, RequestRefused, UtteranceFailed
-from engine.extent import TextRoom
-from engine.guard import SPARE_S, Guard, longest_s
+from engine.guard import longest_s
 from engine.messages import (
     PROTOCOL_VERSION,
     Append,
@@ -40,11 +37,11 @@ from engine.messages import (
     Unwelcome,
     Welcome,
 )
-from engine.model.prompt import CloneVoice, Prefix, Reference, build_prefix, reference_rows, whole_text_body
+from engine.model.prompt import Prefix, Reference
 from engine.model.text import TOKENS_PER_SECOND, LiveText
-from engine.onset import OnsetTrim
+from engine.opening import Opening, Voice
 from engine.playback import PlaybackClock
-from engine.request import Utterance, check
+from engine.request import Utterance
 from engine.scheduler import Launch, Scheduler, Stage
 from engine.stages import Stages
 from engine.tally import Tally
@@ -55,7 +52,7 @@ Samples = NDArray[np.int16]
 Emit = Callable[[bytes, Event], None]
 # A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
 STUMBLE_S = 0.12
-# To close a stalled row takes the making of its next frame, and as much again for neighbours and jitter.
+# To close a stalled row takes the making of its next frame, and three times as much for neighbours and jitter.
 STALL_FRAMES = 4
 # So many utterances may be open without enough text for each one that may wait for room.
 WRITERS = 16
@@ -64,8 +61,6 @@ REHEARSAL_FRAMES = 8
 # Weight of the latest utterance in the usual length of the silence before the first sound.
 ONSET_SHARE = 0.1
 TRACE_LAUNCHES = 10_000
-# Frames that a prompt must leave to speech.
-LEAST_ROOM = 100
 # Seconds of speech a character usually takes.
 USUAL_S = 0.07
 
@@ -85,24 +80,6 @@ class TraceEntry:
     opened: int
 
 
-@dataclass(eq=False)
-class Voice:
-    """What the loop keeps for one utterance beside the scheduler's cursor: its text, prompt and randomness."""
-
-    utterance: Utterance
-    text: LiveText
-    prefix: Prefix
-    seed: int
-    tokens: list[int]
-    body: Prefix = ()
-    reference: Reference | None = None
-    onset: OnsetTrim | None = None
-    guard: Guard | None = None
-    longest_s: float = 0.0
-    ready_s: float | None = None
-    """When it had enough text to begin."""
-
-
 class EngineLoop:
     """Drives `Stages` by `Scheduler`. `emit(client, event)` sends; `clock` measures launches."""
 
@@ -112,6 +89,7 @@ class EngineLoop:
         self.info = stages.info
         self.scheduler = Scheduler(config, stages.costs, self.info.sample_rate, self.info.samples_per_frame)
         self.admission = Admission(self.scheduler)
+        self.opening = Opening(stages, config)
         self._onset_s: float | None = None
         self._free_at_s: float | None = None
         self._opened = 0
@@ -243,7 +221,7 @@ class EngineLoop:
         utterance = Utterance(b"", number, request, PlaybackClock(self.info.sample_rate), max_frames, now_s)
         voice = Voice(utterance, LiveText(self.stages.checkpoint.tokenizer, live=False, rate=None), prefix, 0, [], body, reference)
         if not body:
-            self._begin_reference(voice)
+            self.opening.begin_reference(voice)
         voice.tokens += text
         if last:
             voice.text.finish()
@@ -262,50 +240,11 @@ class EngineLoop:
             if key in self._active or key in self._waiting:
                 raise RequestRefused(f"utterance: number {number} is in use")
             self._check_queue(now_s)
-            voice = self._voice(key, request, now_s)
+            voice = self.opening.voice(client, number, request, self._onset_s or 0.0, now_s)
         except EngineError as error:
             self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable, error.retry_after_s))
             return
         self._waiting[key] = voice
-
-    def _voice(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> Voice:
-        checkpoint = self.stages.checkpoint
-        check(request, self.config.max_text_chars)
-        if request.whole_text:
-            request = msgspec.structs.replace(request, live=False)
-        named = self.stages.voice(request.voice)
-        reference = named.reference if isinstance(named, CloneVoice) else None
-        prefix = build_prefix(
-            checkpoint.config,
-            checkpoint.tokenizer,
-            voice=named,
-            language=request.language,
-            instructions=request.instructions,
-            whole_text=request.whole_text,
-        )
-        prompt = len(prefix)
-        if reference is not None:
-            prompt += len(reference.text) + len(reference.frames) if request.whole_text else reference.uncovered
-        room = self.config.positions - prompt
-        if room < LEAST_ROOM:
-            what, remedy = ("instructions", "shorten them") if reference is None else ("voice", "make it anew from a shorter clip")
-            most = self.config.positions - LEAST_ROOM
-            raise RequestRefused(f"{what}: {prompt} prompt positions leave no room for speech, at most {most} may be taken; {remedy}")
-        longest = min(room, checkpoint.config.generation.max_new_tokens - 1)
-        cap = min(longest, request.max_frames or longest)
-        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
-        utterance = Utterance(key[0], key[1], request, PlaybackClock(self.info.sample_rate), cap, now_s)
-        # Text in the prompt takes positions of its own, at most as many as its speech.
-        spoken = min(longest, room // 2) if request.whole_text else longest
-        fits = TextRoom(spoken * self.scheduler.frame_s - SPARE_S, self.scheduler.frame_s)
-        spent = 0 if request.whole_text else prompt - len(prefix)
-        lead = round((self._onset_s or 0.0) / self.scheduler.frame_s)
-        text = LiveText(checkpoint.tokenizer, live=request.live, rate=request.text_rate, spent=spent, lead=lead, room=fits)
-        onset = OnsetTrim(self.info.sample_rate) if self.config.trim_onset else None
-        voice = Voice(utterance, text, prefix, seed, [], reference=reference, onset=onset, guard=Guard(self.info.sample_rate, self.scheduler.frame_s))
-        if not request.whole_text:
-            self._begin_reference(voice)
-        return voice
 
     def _feed(self, voice: Voice) -> None:
         """Move tokens that have become safe towards the slot; a text that turns out to hold nothing to say is done."""
@@ -327,17 +266,7 @@ class EngineLoop:
         if last and not u.text_closed:
             fresh.append(self.stages.checkpoint.config.tts_eos)
             u.text_closed = True
-            frames_per_char = self.stages.checkpoint.config.generation.frames_per_char
-            if frames_per_char is not None:
-                # Where the text was cut, the rest is spoken by the next utterance.
-                said = max(1, round(frames_per_char * (voice.text.spoken_chars if u.reason == "idle" else voice.text.received)))
-                if said < u.max_frames:
-                    u.max_frames, u.cap_reason = said, u.reason
-            if voice.guard is not None:
-                # A row eats one token a frame, so even text that is quickly said takes as many frames as it has tokens.
-                said = math.ceil((voice.longest_s + SPARE_S) / self.scheduler.frame_s) + u.text_issued + len(fresh)
-                if said < u.max_frames:
-                    u.max_frames, u.cap_reason = said, "runaway"
+            self.opening.cap(voice, u.text_issued + len(fresh))
         if fresh:
             self.stages.write_text(u.slot, u.text_issued, fresh)
             u.text_issued += len(fresh)
@@ -360,6 +289,8 @@ class EngineLoop:
                     self._fail(key, error)
                     continue
                 voice.ready_s = now_s
+                # The forecast is to know what the prompt costs.
+                voice.utterance.prefill_left = self.opening.prompt_pieces(voice)
             if self._has_room(voice, now_s):
                 del self._waiting[key]
                 self._active[key] = voice
@@ -381,9 +312,6 @@ class EngineLoop:
         """A free slot, and no listener who would run dry for it."""
         if not self.admission.has_slot(self.stages.free_slots, voice.utterance):
             return False
-        # The forecast is to know what the prompt costs.
-        body = len(voice.tokens) + 1 if voice.utterance.request.whole_text else 0
-        voice.utterance.prefill_left = self.stages.prompt_pieces(voice.prefix, body, voice.reference)
         others = [other.utterance for other in self._active.values()]
         return self.admission.has_room(now_s, others, voice.utterance)
 
@@ -394,43 +322,12 @@ class EngineLoop:
 
     def _take_slot(self, voice: Voice, *, may_end: bool) -> None:
         u = voice.utterance
-        if u.request.whole_text:
-            self._put_text(voice)
-        elif voice.reference is not None and not voice.body:
-            self._put_reference(voice, voice.reference)
+        self.opening.fill_prompt(voice)
         self._opened += 1
         u.slot, u.prefill_left = self.stages.begin(
             voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
         )
         self._write(voice, voice.text.finished)
-
-    def _put_text(self, voice: Voice) -> None:
-        """All of a finished text becomes part of the prompt; padding follows."""
-        u = voice.utterance
-        voice.body = whole_text_body(self.stages.checkpoint.config, voice.tokens, voice.reference)
-        voice.tokens.clear()
-        u.text_closed, u.text_until = True, [voice.text.received]
-        said = math.ceil((voice.longest_s + SPARE_S) / self.scheduler.frame_s)
-        room = self.config.positions - len(voice.prefix) - len(voice.body)
-        if min(said, room) < u.max_frames:
-            u.max_frames, u.cap_reason = min(said, room), "runaway" if said < room else "length"
-
-    def _begin_reference(self, voice: Voice) -> None:
-        """What a reference says beyond its frames stands in the text, before what is to be spoken."""
-        if voice.reference is not None:
-            voice.tokens += voice.reference.text[voice.reference.covered :]
-            voice.utterance.text_until += [0] * len(voice.tokens)
-
-    def _put_reference(self, voice: Voice, reference: Reference) -> None:
-        """Text tokens under the rest of the reference move into the prompt. A text that ends there is closed, and padding follows."""
-        u, count = voice.utterance, reference.uncovered
-        if voice.text.finished and len(voice.tokens) < count:
-            voice.tokens.append(self.stages.checkpoint.config.tts_eos)
-            u.text_closed = True
-        voice.body = reference_rows(self.stages.checkpoint.config, reference, voice.tokens[:count], reference.covered, len(reference.frames))
-        del voice.tokens[:count]
-        # The last of them stays: what the first step makes has heard it.
-        del u.text_until[: min(count, max(0, len(u.text_until) - 1))]
 
     def _close_stalled(self, now_s: float) -> None:
         """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
