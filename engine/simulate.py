@@ -98,14 +98,13 @@ POLICIES: dict[str, type[Scheduler]] = {
 
 
 class Durations:
-    """What launches really take in a simulated world: here, what the scheduler expects, and `overhead_s` of host time."""
+    """What launches really take in a simulated world: here, what the scheduler expects."""
 
-    def __init__(self, costs: StageCosts, overhead_s: float = 0.0) -> None:
+    def __init__(self, costs: StageCosts) -> None:
         self._costs = costs
-        self._overhead_s = overhead_s
 
     def launch_s(self, launch: Launch) -> float:
-        return self._costs.estimate(launch.stage, len(launch.rows), launch.frames) + self._overhead_s
+        return self._costs.estimate(launch.stage, len(launch.rows), launch.frames)
 
     def open_s(self) -> float:
         """To put one utterance into its slot."""
