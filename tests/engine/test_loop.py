@@ -34,7 +34,7 @@ from engine.scheduler import Stage
 from engine.stages import Stages
 from tests.conftest import FIXTURES
 
-ME = b"client"
+ME, OTHER = b"client", b"other"
 TEXT = "the quick brown fox jumps over the lazy dog. one two three"
 CONFIG = replace(LATENCY, slots=8, positions=256)
 
@@ -467,6 +467,17 @@ def test_whole_text_speaks_what_the_reference_layout_does(tiny: Checkpoint) -> N
     assert not np.array_equal(streamed.pcm(1), asked.pcm(1)), "the layouts are not the same"
 
 
+def test_frames_per_char_caps_either_layout(tiny: Checkpoint) -> None:
+    for whole_text in (False, True):
+        world = World(tiny, trim_onset=False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world.stages.checkpoint, "config", replace(tiny.config, generation=replace(tiny.config.generation, frames_per_char=0.5)))
+            world.stages.talker_stage.force = lambda group, rows, tokens: tokens.fill_(3) if group == 0 else tokens
+            world.open(1, "one two three", whole_text=whole_text, max_frames=None)
+            world.run()
+        assert (world.done(1).reason, len(world.pcm(1))) == ("end", round(0.5 * 13) * 1920)
+
+
 def test_whole_text_longer_than_half_a_slot_goes_on_in_the_next_utterance(tiny: Checkpoint) -> None:
     world = World(tiny)
     text = "one two three. " * 20
@@ -535,8 +546,8 @@ def test_whatever_happens_when_everything_is_freed_and_everyone_answered_once(vd
     draw = data.draw
     slots = draw(st.sampled_from([1, 2, 4]))
     world = World(vd, slots=slots, prefill_rows=draw(st.sampled_from([1, 4, 16])), longest_wait_s=0.5)
-    opened = 0
-    for action in draw(st.lists(st.sampled_from(["open", "cancel", "heard", "append", "leave", *["turn"] * 6]), max_size=80)):
+    opened, others = 0, 1000
+    for action in draw(st.lists(st.sampled_from(["open", "cancel", "heard", "append", "other", "leave", *["turn"] * 6]), max_size=80)):
         number = draw(st.integers(1, max(1, opened)))
         if action == "open":
             opened += 1
@@ -554,8 +565,14 @@ def test_whatever_happens_when_everything_is_freed_and_everyone_answered_once(vd
             world.loop.handle(ME, Playback(world.loop.epoch, number, draw(st.integers(-5, 50_000)), draw(st.booleans()), True), world.now_s)
         elif action == "append":
             world.append(number, " more")
+        elif action == "other":
+            others += 1
+            world.open(others, client=OTHER, instructions=draw(st.sampled_from(["", "loud " * 9])), max_frames=20)
+            world.loop.handle(OTHER, Append(world.loop.epoch, others, TEXT), world.now_s)
+            world.loop.handle(OTHER, Finish(world.loop.epoch, others), world.now_s)
         elif action == "leave":
-            world.loop.drop_client(b"somebody else")
+            world.loop.drop_client(OTHER)
+            assert not any(client == OTHER for client, _ in (*world.loop._active, *world.loop._waiting))
         else:
             wait_s = world.loop.turn(world.now_s)
             world.now_s += 0.001 if wait_s == 0.0 else min(wait_s or 0.05, 0.3)
@@ -571,7 +588,7 @@ def test_whatever_happens_when_everything_is_freed_and_everyone_answered_once(vd
         last = own[-1]
         assert not isinstance(last, Done) or last.samples == len(world.pcm(number))
     known = set(world.stages.prefixes._known)
-    for number, prefix in enumerate(known, 1000):
+    for number, prefix in enumerate(known, 2000):
         # What is kept was computed whole: an utterance that uses it sounds as one in a new world.
         fresh, again = World(vd), world
         for each in (fresh, again):

@@ -9,7 +9,7 @@ from engine.__main__ import EMBEDDED_VOICE
 from engine.messages import AudioChunk
 from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.voice.judge import Recogniser, Score, Sentence
-from tests.engine.test_live_speech import TEXT
+from tests.engine.test_live_speech import pieces_at
 from tests.engine.test_live_text import Sender
 from tests.engine.test_loop import World
 
@@ -61,23 +61,10 @@ def wrong_words(recogniser: Recogniser, said: Said) -> tuple[float, str]:
     return score.rate, heard
 
 
-def at_rate(checkpoint: Checkpoint, tokens_per_s: float, pause_at: int | None = None) -> list[tuple[float, str]]:
-    """TEXT token by token; three seconds of nothing before word `pause_at`."""
-    at_s, pieces, words = 0.0, [], 0
-    for token in checkpoint.tokenizer.encode(TEXT):
-        piece = checkpoint.tokenizer.decode([token])
-        words += piece.count(" ")
-        if pause_at is not None and words == pause_at and " " in piece:
-            at_s += 3.0
-        pieces.append((at_s, piece))
-        at_s += 1.0 / tokens_per_s
-    return pieces
-
-
 @pytest.mark.parametrize("pause_at", [None, 14])
 @pytest.mark.parametrize("tokens_per_s", [5.0, 8.0, 20.0, 50.0])
 def test_live_text_is_understood(embedded: Checkpoint, recogniser: Recogniser, tokens_per_s: float, pause_at: int | None) -> None:
-    said = say(embedded, at_rate(embedded, tokens_per_s, pause_at))
+    said = say(embedded, pieces_at(embedded, tokens_per_s, pause_at))
     assert sum(gap.seconds for gap in said.gaps) < 0.2
     rate, heard = wrong_words(recogniser, said)
     # Four words of 48: pieces of two or three words, as a slow sender's are, leave a recogniser little to go by.
