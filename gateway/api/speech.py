@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -174,14 +175,16 @@ async def _in_one_piece(request: web.Request, body: SpeechBody, chunks: AsyncIte
 
 
 async def _encoded(file: Container, first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    ready = await asyncio.to_thread(file.add, first)
-    if ready:
-        yield ready
+    async def ready(part: Callable[[], bytes]) -> bytes:
+        return await asyncio.to_thread(part) if file.encodes else part()
+
+    if data := await ready(partial(file.add, first)):
+        yield data
     async for chunk in chunks:
-        if ready := await asyncio.to_thread(file.add, chunk):
-            yield ready
-    if ready := await asyncio.to_thread(file.end):
-        yield ready
+        if data := await ready(partial(file.add, chunk)):
+            yield data
+    if data := await ready(file.end):
+        yield data
 
 
 async def _as_bytes(request: web.Request, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes]) -> None:

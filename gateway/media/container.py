@@ -1,7 +1,7 @@
 """Containers: a stream of PCM as the bytes of a file, as it comes. What a format needs at its end comes from `end`.
 
 Nothing waits for the length: a WAV header of a stream says that it is unknown, and Ogg pages, MP3, FLAC and ADTS frames leave one by
-one. Encoding takes a few per cent of the time speech takes, so callers run it in a thread."""
+one. Encoding takes a few per cent of the time speech takes, so callers run what `encodes` in a thread."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Container(Protocol):
     """A file in the making. Not thread-safe: one call at a time."""
 
     content_type: str
+    encodes: bool
+    """Whether `add` and `end` do more than pass the samples on."""
 
     def add(self, pcm: bytes) -> bytes:
         """More s16le audio; returns the bytes that are ready."""
@@ -37,6 +39,7 @@ class RawPcm:
     """s16le, 24 kHz, mono, without a header."""
 
     content_type = "audio/pcm"
+    encodes = False
 
     def add(self, pcm: bytes) -> bytes:
         """See Container."""
@@ -51,6 +54,7 @@ class Wav:
     """RIFF WAVE around the same samples. `size`: bytes of audio to come, if that is known."""
 
     content_type = "audio/wav"
+    encodes = False
 
     def __init__(self, size: int | None = None) -> None:
         riff, data = (UNKNOWN_SIZE, UNKNOWN_SIZE) if size is None else (size + 36, size)
@@ -85,6 +89,8 @@ class _Sink:
 class Encoded:
     """A compressed file through PyAV. FFmpeg's Ogg muxer sets Opus' pre-skip and granule positions, the last page's included, so that
     a decoder gives back exactly the samples that went in."""
+
+    encodes = True
 
     def __init__(self, content_type: str, muxer: str, codec: str, bit_rate: int | None, mux: dict[str, str], options: dict[str, str]) -> None:
         self.content_type = content_type
