@@ -124,15 +124,16 @@ export class Listener {
     this.#unmuteTimer = setTimeout(() => this.unmuteAt(rtpTime), UNMUTE_LOOK_MS);
   }
 
-  /** Ends the WHEP resource; also works while the page is being left. */
-  close() {
+  /** Ends the WHEP resource; also works while the page is being left. `tell: false`: the gateway knows already, by the end of the session.
+   * @param {{tell?: boolean}} [how] */
+  close({ tell = true } = {}) {
     this.#up = false;
     clearTimeout(this.#unmuteTimer);
     this.#closing.abort();
     this.#reports.close();
     this.#peer.close();
     if (this.#audio) this.#audio.srcObject = null;
-    if (!this.#resource) return;
+    if (!this.#resource || !tell) return;
     fetch(this.#resource, { method: "DELETE", headers: { authorization: `Bearer ${this.#token}` }, keepalive: true }).catch(() => {});
     this.#resource = undefined;
   }

@@ -232,7 +232,7 @@ export class Session extends EventTarget {
   close() {
     if (this.#state === "closed") return;
     this.#leaving.abort();
-    this.#listener?.close();
+    this.#listener?.close({ tell: false }); // the session's end ends its listeners
     this.#socket?.close(1000);
     this.tap?.close().catch(() => {});
     for (const utterance of this.utterances.values()) {

@@ -78,6 +78,18 @@ async def test_a_second_listener_replaces_the_first(wav_gateway: Gateway, open_d
     assert np.abs(await owner.recording()).max() < 0.001
 
 
+async def test_leaving_asks_for_nothing_that_is_gone(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    refused: list[str] = []
+    demo.page.on("response", lambda response: refused.append(f"{response.status} {response.url}") if response.status >= 400 else None)
+    for _ in range(4):
+        await demo.connect()
+        await demo.page.click("#connect")
+        await demo.page.wait_for_selector("body[data-state=closed]")
+        await demo.page.wait_for_timeout(300)
+    assert refused == []
+
+
 async def test_an_unknown_voice_is_answered_with_those_there_are(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(f"{wav_gateway.url}/?voice=nobody")
     await demo.page.click("#connect")
