@@ -53,8 +53,7 @@ class History:
     def arena(self, batch: int, frames: int) -> tuple[Tensor, list[Columns]]:
         """Room for a launch, and each piece's buffer in it."""
         flat = torch.empty(batch * (self.history + frames * self.frame), dtype=self.state.dtype, device=self.state.device)
-        parts = flat.split([batch * (piece.history + frames * piece.frame) for piece in self.pieces])
-        return flat, [Columns(part.view(batch, -1), piece.history) for part, piece in zip(parts, self.pieces, strict=True)]
+        return flat, [Columns(buffer, piece.history) for _, buffer, piece in _places(self, flat, batch, frames)]
 
 
 def load_history(history: History, flat: Tensor, slots: Tensor, decoded: Tensor, frames: int) -> None:
@@ -167,18 +166,19 @@ def depthwise_norm(x: Columns, weight: Tensor, bias: Tensor, eps: float, columns
 def depthwise_norm_twin(x: Columns, weight: Tensor, bias: Tensor, eps: float, columns: int, dtype: torch.dtype) -> Tensor:
     taps, channels = weight.shape
     wide = torch.promote_types(dtype, torch.float32)
-    inputs = x.data[:, x.first - (taps - 1) * channels :].unflatten(1, (-1, channels)).to(wide)
+    inputs = x.data[:, x.first - (taps - 1) * channels :].reshape(x.data.shape[0], -1, channels).to(wide)
     y = F.conv1d(inputs.transpose(1, 2), weight.t()[:, None].to(wide), bias.to(wide), groups=channels).transpose(1, 2)
     return F.layer_norm(y, (channels,), eps=eps).to(dtype).reshape(-1, channels)
 
 
 def _places(history: History, flat: Tensor, batch: int, frames: int) -> list[tuple[int, Tensor, Piece]]:
     """Each piece's place in a row of state, and its buffer in the arena."""
-    sizes = [batch * (piece.history + frames * piece.frame) for piece in history.pieces]
-    places, at = [], 0
-    for part, piece in zip(flat.split(sizes), history.pieces, strict=True):
-        places.append((at, part.view(batch, -1), piece))
+    places, at, begin = [], 0, 0
+    for piece in history.pieces:
+        end = begin + batch * (piece.history + frames * piece.frame)
+        places.append((at, flat[begin:end].view(batch, -1), piece))
         at += -(-piece.history // BLOCK) * BLOCK
+        begin = end
     return places
 
 

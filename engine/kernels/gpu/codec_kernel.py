@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The Triton kernels behind `codec`: what the codec decoder does beside convolutions and its transformer."""
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _sums(x: Columns, conv: Convolution, columns: int) -> Tensor:
 
 def _new(columns: Columns, count: int, width: int) -> Tensor:
     """The new columns [B, count, width], a view."""
-    return columns.data[:, columns.first : columns.first + count * width].unflatten(1, (count, width))
+    return columns.data[:, columns.first : columns.first + count * width].view(-1, count, width)
 
 
 def _launch(

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The Triton kernel behind `conv`: a causal convolution as one matrix product, with everything elementwise in its epilogue."""
 
 from __future__ import annotations
