@@ -14,6 +14,8 @@ class EngineConfig:
     """KV positions of a slot: prompt and frames of one utterance (2,048: about 160 s)."""
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Batch sizes a launch may have; a smaller ready set is padded up with an idle slot."""
+    codec_rows: int = 64
+    """Rows of a codec launch at most: it is the launch that grows most with them."""
     first_frames: int = 1
     """Frames in an utterance's first codec chunk."""
     chunk_frames: tuple[int, ...] = (1, 2, 4, 8)

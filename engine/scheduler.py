@@ -226,5 +226,6 @@ class Scheduler:
         """Rows of the largest bucket that costs the anchor no more than it can spare, and never less than a second row's worth."""
         alone = self.costs.estimate(anchor.stage, 1, anchor.frames)
         spare = max(anchor.slack if anchor.utterance.has_sounded else 0.0, 2 * alone)
-        fits = [size for size in self.config.buckets if self.costs.estimate(anchor.stage, size, anchor.frames) - alone <= spare]
+        most = self.config.codec_rows if anchor.stage is Stage.CODEC else self.config.buckets[-1]
+        fits = [size for size in self.config.buckets if size <= most and self.costs.estimate(anchor.stage, size, anchor.frames) - alone <= spare]
         return max(fits, default=1)

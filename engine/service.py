@@ -23,7 +23,7 @@ from engine.messages import Event, decode_address, decode_command, encode, expla
 from engine.model.checkpoint import load_checkpoint
 from engine.model.hub import resolve_model
 from engine.simulate import compare
-from engine.stages import Stages
+from engine.stages import BaseStages, Stages
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def simulated(model: str | Path, config: EngineConfig, rates: Sequence[float]) -
     return f"{stages.costs.describe()}\n\n{compare(config, stages.costs, rates)}"
 
 
-def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None = None) -> None:
+def run(endpoint: str, stages: BaseStages, config: EngineConfig, trace: Path | None = None) -> None:
     """Serve ready-made stages."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
@@ -79,7 +79,7 @@ def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None 
 
 
 class Service:
-    def __init__(self, socket: zmq.Socket[bytes], stages: Stages, config: EngineConfig) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], stages: BaseStages, config: EngineConfig) -> None:
         self.loop = EngineLoop(stages, config, self._send)
         self._socket = socket
         self._gone: set[bytes] = set()
