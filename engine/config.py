@@ -57,4 +57,15 @@ def deterministic(config: EngineConfig, rows: int = 4) -> EngineConfig:
 LATENCY = EngineConfig()
 BALANCED = replace(LATENCY, first_frames=2, chunk_frames=(2, 4, 8), ahead_s=4.0)
 THROUGHPUT = replace(LATENCY, first_frames=4, chunk_frames=(4, 8, 16), ahead_s=8.0)
+GPU_LATENCY = replace(
+    LATENCY,
+    slots=512,
+    positions=1024,
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    first_frames=2,
+    chunk_frames=(1, 2, 4, 8, 12),
+    prefill_rows=32,
+    safety_s=0.01,
+    waiting=1024,
+)
 PROFILES = {"latency": LATENCY, "balanced": BALANCED, "throughput": THROUGHPUT}

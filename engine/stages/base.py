@@ -178,13 +178,16 @@ class BaseStages(ABC):
 
     def warm_up(self) -> None:
         """Compute the prefixes of the voices with automatic language, and time each stage."""
+        self._measure(self._warm_prefixes())
+
+    def _warm_prefixes(self) -> Prefix:
         config, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
         for voice in self._warm_voices():
             prefix = build_prefix(config, tokenizer, voice=voice, language=AUTO, instructions="")
             reference = voice.reference if isinstance(voice, CloneVoice) else None
             slot, _ = self.open(prefix, Sampling(), 0, may_end=False, reference=reference)
             self.close(slot)
-        self._measure(prefix)
+        return prefix
 
     def _warm_voices(self) -> Sequence[str | CloneVoice | None]:
         config = self.checkpoint.config
