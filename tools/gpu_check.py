@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.config import GPU_LATENCY, EngineConfig
-from engine.gpu.stages import GpuStages
+from engine.gpu.stages import TIMED, GpuStages
 from engine.loop import EngineLoop
 from engine.messages import Append, AudioChunk, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
 from engine.model.checkpoint import load_checkpoint
@@ -97,6 +97,9 @@ def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> Non
         costs = [stages.costs.estimate(Stage.CODEC, size, frames) * 1000 for size in buckets if size <= config.codec_rows]
         print(f"codec, {frames:2} frames   " + " ".join(f"{cost:7.3f}" for cost in costs))
     print(f"prefill of {config.prefill_rows} rows: {stages.costs.estimate(Stage.PREFILL, 1) * 1000:.3f} ms")
+    for stage in (Stage.TALKER, Stage.PREDICTOR):
+        for size in (1, 8, 64):
+            profile(stages, stage, size)
     for count in (1, 32):
         sampling = [Sampling(seed=seed) for seed in range(count)]
         begin_s = time.monotonic()
@@ -104,6 +107,19 @@ def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> Non
         took_s = time.monotonic() - begin_s
         audio_s = sum(len(samples) for _, samples in said.values()) / 24000
         print(f"{count} downloads of 50 frames: {audio_s:.1f} s of audio in {took_s:.2f} s, {audio_s / took_s:.0f} x real time; ends: {sorted({why for why, _ in said.values()})}")
+
+
+def profile(stages: GpuStages, stage: Stage, bucket: int) -> None:
+    """Where a launch's time goes, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler, torch.inference_mode():
+        stages._timed(stage, bucket)
+        torch.cuda.synchronize()
+    launches = 1 + TIMED
+    print(f"{stage.name.lower()}, {bucket} rows: us a launch, times a launch, us each")
+    averages = sorted(profiler.key_averages(), key=lambda entry: -entry.self_device_time_total)
+    for entry in averages[:12]:
+        total = entry.self_device_time_total / launches
+        print(f"  {total:8.1f} {entry.count / launches:6.1f} {entry.self_device_time_total / entry.count:7.2f}  {entry.key[:90]}")
 
 
 def main() -> int:
