@@ -207,7 +207,7 @@ class Scheduler:
         stage, frames = anchor.stage, anchor.frames
         others = [item for item in work if item is not anchor and self._joins(item, stage, frames)]
         others.sort(key=lambda item: (item.utterance.has_sounded, item.slack if item.utterance.has_sounded else item.utterance.arrived_s))
-        rows = [anchor.utterance, *(item.utterance for item in others)][: self._room(anchor)]
+        rows = [anchor.utterance, *(item.utterance for item in others)][: self._room(anchor, 1 + len(others))]
         if stage is not Stage.PREFILL:
             self.usual_rows += 0.05 * (len(rows) - self.usual_rows)
         return Launch(stage, rows, frames)
@@ -222,9 +222,15 @@ class Scheduler:
             return False
         return u.predictor_ready if stage is Stage.PREDICTOR else u.talker_ready
 
-    def _room(self, anchor: ReadyWork) -> int:
-        """Rows of the largest bucket that costs the anchor no more than it can spare, and never less than a second row's worth."""
+    def _room(self, anchor: ReadyWork, rows: int) -> int:
+        """Of the buckets that cost the anchor no more than it can spare, and never less than a second row's worth, the one in which
+        each of `rows` costs least: half a bucket of padding may cost more than a second launch. Where that is even, the larger one:
+        it may only be so because it was never measured."""
         alone = self.costs.estimate(anchor.stage, 1, anchor.frames)
         spare = max(anchor.slack if anchor.utterance.has_sounded else 0.0, 2 * alone)
-        fits = [size for size in self.config.buckets if self.costs.estimate(anchor.stage, size, anchor.frames) - alone <= spare]
-        return max(fits, default=1)
+        best, least_s = 1, alone
+        for size in self.config.buckets:
+            cost_s = self.costs.estimate(anchor.stage, size, anchor.frames)
+            if cost_s - alone <= spare and cost_s / min(size, rows) <= least_s:
+                best, least_s = size, cost_s / min(size, rows)
+        return best
