@@ -2,7 +2,7 @@
 
 `python -m engine simulate --check` first has the engine speak at several loads, and takes from its trace what launches and the host cost
 here, and from that and the clients' stamps how long wire and waking take; from these alone the simulator then foretells runs it has not
-seen, at other loads. All is done twice, in turns: a shared machine is not the same from one minute to the next."""
+seen, at other loads. All is done in short turns: a shared machine is not the same from one minute to the next."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ TEXTS = (
     "Thank you for calling, and please stay on the line while I look for your order in our books.",
 )
 COST_RATES = (0.5, 1.5, 2.5, 4.0)
-COST_S = 25.0
+COST_S = 5.0
 """Requests a second, one rate after the other for so long: the launches from which costs are taken."""
-ROUNDS = 2
-REQUESTS = 100
+ROUNDS = 5
+REQUESTS = 20
 """So many a rate and round."""
 SEEDS = 5
 """Simulations of each run, all outcomes counted together."""
