@@ -45,10 +45,10 @@ class Utterance:
     """Why speech ends where it reaches `max_frames`."""
     text_until: list[int] = field(default_factory=list)
     """Characters eaten up to each text token."""
+    live: bool = field(init=False)
 
-    @property
-    def live(self) -> bool:
-        return self.request.pace == "live"
+    def __post_init__(self) -> None:
+        self.live = self.request.pace == "live"
 
     @property
     def has_sounded(self) -> bool:
@@ -70,7 +70,7 @@ class Utterance:
     @property
     def stalled(self) -> bool:
         """Waiting for text."""
-        return not self.prefill_left and not self.speech_ended and self.frames_issued == self.frames_done and not self.text_ready
+        return not self.text_ready and not self.prefill_left and not self.speech_ended and self.frames_issued == self.frames_done
 
     @property
     def undecoded(self) -> int:
