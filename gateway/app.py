@@ -10,10 +10,11 @@ from pathlib import Path
 from aiohttp import web
 
 from gateway.api import cross_origin, native, operations, speech, tokens
+from gateway.api.attendance import Attendance
 from gateway.auth import Access
 from gateway.config import GatewayConfig
 from gateway.drain import Drain
-from gateway.keys import ACCESS, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, PEERS, REQUESTS, SESSIONS
+from gateway.keys import ACCESS, ATTENDANCE, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, PEERS, REQUESTS, SESSIONS
 from gateway.limits import Callers
 from gateway.metrics import Metrics
 from gateway.pool import EnginePool
@@ -42,6 +43,7 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app[CONFIG] = config
     app[ENGINES] = engines
     app[ACCESS] = Access(config)
+    app[ATTENDANCE] = Attendance(config.stalled_s)
     app[CALLERS] = callers = Callers(config)
     app[SESSIONS] = sessions = Sessions(config, engines)
     app[DRAIN] = Drain(sessions, callers)

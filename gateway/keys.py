@@ -6,6 +6,7 @@ import asyncio
 
 from aiohttp import web
 
+from gateway.api.attendance import Attendance
 from gateway.auth import Access
 from gateway.config import GatewayConfig
 from gateway.drain import Drain
@@ -20,6 +21,7 @@ ENGINES = web.AppKey("engines", EnginePool)
 SESSIONS = web.AppKey("sessions", Sessions)
 REQUESTS = web.AppKey("requests", asyncio.Semaphore)
 """Room for HTTP speech requests."""
+ATTENDANCE = web.AppKey("attendance", Attendance)
 ACCESS = web.AppKey("access", Access)
 CALLERS = web.AppKey("callers", Callers)
 DRAIN = web.AppKey("drain", Drain)
