@@ -57,6 +57,10 @@ def deterministic(config: EngineConfig, rows: int = 4) -> EngineConfig:
 LATENCY = EngineConfig()
 BALANCED = replace(LATENCY, first_frames=2, chunk_frames=(2, 4, 8), ahead_s=4.0)
 THROUGHPUT = replace(LATENCY, first_frames=4, chunk_frames=(4, 8, 16), ahead_s=8.0)
+PROFILES = {"latency": LATENCY, "balanced": BALANCED, "throughput": THROUGHPUT}
+
+# On a GPU a launch takes milliseconds whatever its rows, so slots and buckets are many; the checkpoint's first frame is silence for most
+# voices, so the first chunk has two.
 GPU_LATENCY = replace(
     LATENCY,
     slots=512,
@@ -68,4 +72,20 @@ GPU_LATENCY = replace(
     safety_s=0.01,
     waiting=1024,
 )
-PROFILES = {"latency": LATENCY, "balanced": BALANCED, "throughput": THROUGHPUT}
+GPU_BALANCED = replace(GPU_LATENCY, chunk_frames=(2, 4, 8, 12), ahead_s=4.0)
+GPU_THROUGHPUT = replace(GPU_LATENCY, slots=896, positions=768, first_frames=4, chunk_frames=(4, 8, 12), ahead_s=8.0)
+GPU_PROFILES = {"latency": GPU_LATENCY, "balanced": GPU_BALANCED, "throughput": GPU_THROUGHPUT}
+
+
+def profile(name: str, device_type: str) -> EngineConfig:
+    """A profile's numbers for `cpu` or `cuda`."""
+    return (PROFILES if device_type == "cpu" else GPU_PROFILES)[name]
+
+
+def describe(config: EngineConfig) -> str:
+    """What tells profiles apart, in words, for the log."""
+    chunks = ", ".join(map(str, config.chunk_frames))
+    return (
+        f"{config.slots} slots of {config.positions} positions, launches up to {config.buckets[-1]} rows, first chunk {config.first_frames} frames, "
+        f"then {chunks}; made up to {config.ahead_s:g} s ahead"
+    )

@@ -416,6 +416,7 @@ class EngineLoop:
                         u.speech_ended = u.capped = True
                 case Stage.CODEC:
                     u.frames_decoded += launch.frames
+                    u.coming_s += launch.frames * self.scheduler.frame_s
 
     def _retire_done(self) -> None:
         """Take the results of launches that are done, in their order."""
@@ -429,6 +430,8 @@ class EngineLoop:
         ours = [self._active.get((voice.utterance.client, voice.utterance.number)) is voice for voice in flight.voices]
         for u in launch.rows:
             u.in_flight -= 1
+            if launch.stage is Stage.CODEC:
+                u.coming_s -= launch.frames * self.scheduler.frame_s
         if isinstance(result, int):
             # A neighbour may have computed the same prefix meanwhile.
             launch.rows[0].prefill_left = min(result, launch.rows[0].prefill_left)

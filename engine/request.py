@@ -37,6 +37,8 @@ class Utterance:
     """End of speech was drawn, or the frame cap reached."""
     frames_end: int | None = None
     """Frames before the end of speech that was drawn."""
+    coming_s: float = 0.0
+    """Audio that launches under way are making."""
     in_flight: int = 0
     """Launches under way for it."""
     reason: str = "end"

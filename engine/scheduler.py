@@ -147,7 +147,7 @@ class Scheduler:
             done, emitted, live = u.frames_done, u.samples_emitted, u.live
             undecoded = done - u.frames_decoded
             sounded = emitted > 0
-            dry_at = u.playback.dry_at(now_s) if live or not sounded else math.inf
+            dry_at = u.playback.dry_at(now_s) + u.coming_s if live or not sounded else math.inf
             if not sounded:
                 chunk = first
             elif not live:

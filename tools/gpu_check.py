@@ -56,6 +56,8 @@ def check_fixtures(device: torch.device) -> int:
             continue
         stages = Stages(cpu, SMALL)
         gpu = GpuStages(load_checkpoint(folder, device=device), SMALL)
+        for _ in gpu.capture():
+            pass
         gpu.warm_up()
         for greedy in (True, False):
             sampling = [Sampling(seed=seed, greedy=greedy) for seed in range(6)]
@@ -67,7 +69,9 @@ def check_fixtures(device: torch.device) -> int:
                 errors.append(int(np.abs(samples.astype(int) - samples_gpu).max()) if same and len(samples) else -1)
             ok = all(0 <= error <= 4 for error in errors)
             bad += not ok
-            print(f"{'ok  ' if ok else 'FAIL'} {folder.name} {'greedy' if greedy else 'drawn'}: largest difference of samples, by utterance: {errors}")
+            print(
+                f"{'ok  ' if ok else 'FAIL'} {folder.name} {'greedy' if greedy else 'drawn'}: largest difference of samples, by utterance: {errors}"
+            )
             again = speak(gpu, sampling, gap_turns=3)
             twice = speak(gpu, sampling, gap_turns=3)
             moved = sum(not np.array_equal(again[n][1], twice[n][1]) for n in again)
@@ -106,7 +110,8 @@ def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> Non
         said = speak(stages, sampling, frames=50)
         took_s = time.monotonic() - begin_s
         audio_s = sum(len(samples) for _, samples in said.values()) / 24000
-        print(f"{count} downloads of 50 frames: {audio_s:.1f} s of audio in {took_s:.2f} s, {audio_s / took_s:.0f} x real time; ends: {sorted({why for why, _ in said.values()})}")
+        ends = sorted({why for why, _ in said.values()})
+        print(f"{count} downloads of 50 frames: {audio_s:.1f} s of audio in {took_s:.2f} s, {audio_s / took_s:.0f} x real time; ends: {ends}")
 
 
 def profile(stages: GpuStages, stage: Stage, bucket: int) -> None:

@@ -31,8 +31,8 @@ class Rows:
 class GpuCodec:
     """State of `slots` slots, and a decoder for up to `most_frames` frames at once, in `dtype` (the decoder's if not given).
 
-    `decoded` [slots] int32 counts each slot's frames and may belong to the caller; a slot where it is 0 is in its zero state. No
-    position reaches `positions`."""
+    `decoded` [slots] int32 counts each slot's frames and may belong to the caller; a slot where it is 0 is in its zero state. Of them
+    `skipped` [slots] int32 came before the slot's codes begin: a clip that is spoken on from. No position reaches `positions`."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class GpuCodec:
         most_frames: int,
         *,
         decoded: Tensor | None = None,
+        skipped: Tensor | None = None,
         positions: int = 8192,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -54,22 +55,26 @@ class GpuCodec:
         self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self.values = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self.decoded = decoded if decoded is not None else torch.zeros(slots, dtype=torch.int32, device=self.device)
+        self.skipped = skipped if skipped is not None else torch.zeros_like(self.decoded)
 
     def reset(self, slots: list[int]) -> None:
         """These slots to their zero state: neither histories nor keys of nothing decoded are looked at."""
         for slot in slots:
             self.decoded[slot].zero_()
 
-    def copy_state(self, source: int, target: int) -> None:
-        """Speech in `target` goes on from where `source` is."""
-        self.history.state[target].copy_(self.history.state[source])
-        self.keys[:, target].copy_(self.keys[:, source])
-        self.values[:, target].copy_(self.values[:, source])
-        self.decoded[target].copy_(self.decoded[source])
+    def state(self, slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A copy of all that a slot remembers but its counts."""
+        return self.history.state[slot].clone(), self.keys[:, slot].clone(), self.values[:, slot].clone()
+
+    def put_state(self, slot: int, state: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Speech in `slot` goes on from where `state` was copied."""
+        self.history.state[slot].copy_(state[0])
+        self.keys[:, slot].copy_(state[1])
+        self.values[:, slot].copy_(state[2])
 
     @torch.inference_mode()
     def decode(self, slots: Tensor, codes: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-        """Frames decoded[slot].. of codes [S, P, groups] int16, `frames` of each of `slots` [B] int32 -> samples [B, frames *
+        """Frames decoded[slot] - skipped[slot].. of codes [S, P, groups] int16, `frames` of each of `slots` [B] int32 -> samples [B, frames *
         samples_per_frame] int16, and [B] int32: 1 where one was not a number. Slots are distinct, but for the idle slot, whose state
         does not matter."""
         assert 0 < frames <= self.most_frames
@@ -80,7 +85,7 @@ class GpuCodec:
         fronts = iter(buffers)
         load_history(self.history, arena, slots, self.decoded, frames)
         embedded = next(fronts)
-        rows = Rows(*embed(codes, slots, self.decoded, w.tables, frames, embedded, broken))
+        rows = Rows(*embed(codes, slots, self.decoded, self.skipped, w.tables, frames, embedded, broken))
         x = self._transformer(embedded, rows, batch, frames)
         x, columns = self._upsample(x, batch, frames, fronts)
         x, columns = self._blocks(x, batch, columns, fronts)

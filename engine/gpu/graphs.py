@@ -4,7 +4,7 @@ A launch is: the vector to the device, the graph, its results to pinned memory, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ class InFlight:
         self._arrays, self._begin, self._end = arrays, begin, end
 
     def done(self) -> bool:
-        return self._end is None or self._end.query()
+        return self._end is None or bool(self._end.query())  # type: ignore[no-untyped-call]
 
     def results(self) -> Results:
         """Only once done."""
@@ -54,7 +54,7 @@ class Buffers:
         self.inbox = [torch.full((most_rows + 2 * MOST_MAIL,), -1, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
         self.inbox_array = [buffer.numpy() for buffer in self.inbox]
         self.outbox = [torch.zeros(result_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(RING)]
-        self.events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(RING)] if pinned else []
+        self.events = [(_event(), _event()) for _ in range(RING)] if pinned else []
         self.posted = [0] * RING
 
 
@@ -74,13 +74,11 @@ class Launcher:
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         self._turn = 0
 
-    def add(self, name: object, work: Work, buckets: Sequence[int]) -> Iterator[tuple[object, int]]:
-        """Make a work launchable in these buckets; yields after each capture. The largest comes first: the smaller ones use its memory."""
+    def add(self, name: object, work: Work, bucket: int) -> None:
+        """Make a work launchable with this many rows. Add the largest bucket first: the smaller ones use its memory."""
         self._works[name] = work
-        for bucket in sorted(buckets, reverse=True):
-            if self._graphs:
-                self._capture(name, work, bucket)
-            yield name, bucket
+        if self._graphs:
+            self._capture(name, work, bucket)
 
     def _capture(self, name: object, work: Work, bucket: int) -> None:
         # Once for real: compiles kernels and lets libraries set themselves up, which a capture may not.
@@ -144,3 +142,7 @@ class Launcher:
             arrays.append(home.numpy())
             offset += -(-size // 16) * 16
         return tuple(arrays)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -23,7 +23,10 @@ class GpuPredictor:
         self.stack = Stack(body, predictor.model.layers, groups)
         self.norm = predictor.model.norm.weight.detach()
         self.heads = [head.weight.detach() for head in predictor.lm_head if isinstance(head, nn.Linear)]
-        tables = [talker.model.codec_embedding.weight.detach(), *(table.get_parameter("weight").detach() for table in predictor.model.codec_embedding)]
+        tables = [
+            talker.model.codec_embedding.weight.detach(),
+            *(table.get_parameter("weight").detach() for table in predictor.model.codec_embedding),
+        ]
         self.table = torch.cat(tables)
         offsets = torch.tensor([0, *(len(table) for table in tables[:-1])]).cumsum(0)
         self.offsets = offsets.to(torch.int32).to(slots.device)

@@ -43,9 +43,7 @@ class Stack:
         for number, w in enumerate(self.layers):
             qkv = norm_linear(x, w.norm, eps, w.qkv)
             if one_row_a_slot:
-                mixed = decode_attention(
-                    qkv, w.q_norm, w.k_norm, eps, self.cos, self.sin, slots, positions, keys[number], values[number], self.scale
-                )
+                mixed = decode_attention(qkv, w.q_norm, w.k_norm, eps, self.cos, self.sin, slots, positions, keys[number], values[number], self.scale)
             else:
                 q = rope_write(qkv, w.q_norm, w.k_norm, eps, self.cos, self.sin, slots, positions, keys[number], values[number], self.scale)
                 mixed = attention(q, slots, positions, keys[number], values[number], None)

@@ -5,6 +5,7 @@ Without a GPU the same code runs eagerly, with the twins of the kernels: that is
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from engine.gpu.graphs import InFlight, Launcher
 from engine.gpu.predictor import GpuPredictor
 from engine.gpu.state import DeviceSlots
 from engine.gpu.talker import GpuTalker
-from engine.model.prompt import Prefix, Reference, embed
+from engine.model.prompt import Prefix, Reference, embed, embed_frames
 from engine.prefix import PrefixCache
 from engine.scheduler import Stage
 from engine.stages.base import BaseStages, Launched
@@ -29,6 +30,8 @@ from engine.stages.pending import Finished
 T = TypeVar("T")
 # Launches of each graph that are timed at start, after one that is not.
 TIMED = 3
+# Clips whose codec states are kept, least recently used first to go: some 3 MB each.
+MOST_PRIMED = 64
 
 
 @dataclass
@@ -62,7 +65,13 @@ class GpuStages(BaseStages):
         self.frame_sizes = sorted({*config.chunk_frames, config.first_frames, *range(1, config.chunk_frames[0])})
         dtype = self.slots.hidden.dtype
         self.gpu_codec = GpuCodec(
-            checkpoint.codec, config.slots + 1, self.frame_sizes[-1], decoded=self.slots.decoded, positions=config.positions, dtype=dtype
+            checkpoint.codec,
+            config.slots + 1,
+            self.frame_sizes[-1],
+            decoded=self.slots.decoded,
+            skipped=self.slots.skipped,
+            positions=config.positions,
+            dtype=dtype,
         )
         spf = checkpoint.config.codec.samples_per_frame
         most_rows = max(config.buckets[-1], config.prefill_rows)
@@ -70,20 +79,24 @@ class GpuStages(BaseStages):
         self._launcher = Launcher(self.slots, most_rows, max(codec_bytes, 4 * most_rows), graphs=self.graphs)
         self._prompt = torch.zeros(config.prefill_rows, self.slots.hidden.shape[1], dtype=dtype, device=self.slots.device)
         self._prefilling: InFlight | None = None
+        self._primed: OrderedDict[Reference, tuple[Tensor, Tensor, Tensor]] = OrderedDict()
 
     def capture(self) -> Iterator[str]:
         """Make every launch ready; yields what has been captured, one after the other. Raises torch.OutOfMemoryError."""
         config = self.config
         codec_buckets = [size for size in config.buckets if size <= config.codec_rows]
-        works: list[tuple[object, Callable[[Tensor], tuple[Tensor, ...]], list[int]]] = [
+        works: list[tuple[Stage | tuple[Stage, int], Callable[[Tensor], tuple[Tensor, ...]], list[int]]] = [
             (Stage.PREFILL, self._prefill_rows, [config.prefill_rows]),
             (Stage.TALKER, self._talker_step, list(config.buckets)),
             (Stage.PREDICTOR, self._predictor_frame, list(config.buckets)),
             *(((Stage.CODEC, frames), partial(self._codec_frames, frames), codec_buckets) for frames in reversed(self.frame_sizes)),
         ]
         for name, work, buckets in works:
-            for _, bucket in self._launcher.add(name, work, buckets):
-                yield f"{name} x {bucket}"
+            stage, frames = name if isinstance(name, tuple) else (name, 1)
+            for bucket in sorted(buckets, reverse=True):
+                with torch.inference_mode():
+                    self._launcher.add(name, work, bucket)
+                yield f"{stage.name.lower()} of {bucket} rows" + (f", {frames} frames" if stage is Stage.CODEC else "")
 
     @property
     def graph_count(self) -> int:
@@ -93,8 +106,7 @@ class GpuStages(BaseStages):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        for _ in self.capture():
-            pass
+        """Of captured stages."""
         super().warm_up()
 
     @torch.inference_mode()
@@ -136,10 +148,41 @@ class GpuStages(BaseStages):
         self._prefilling = self._launcher.launch(Stage.PREFILL, [slot] * len(rows), self.config.prefill_rows)
 
     def _prime(self, slot: int, reference: Reference) -> tuple[list[Callable[[], object]], Callable[[], object]]:
-        raise NotImplementedError
+        known = self._primed.get(reference)
+        steps: list[Callable[[], object]] = []
+        if known is None:
+            frames = torch.tensor(reference.frames, dtype=torch.int16)
+            # The slot's own codes are still to come: until then the clip's lie there.
+            steps.append(lambda: self.slots.codes[slot, : len(frames)].copy_(frames))
+            steps += [partial(self._decode, slot, size) for size in self._chunks_of(len(frames))]
+
+        def go_on() -> None:
+            if known is None:
+                self._primed[reference] = self.gpu_codec.state(slot)
+                if len(self._primed) > MOST_PRIMED:
+                    self._primed.popitem(last=False)
+            else:
+                self._primed.move_to_end(reference)
+                self.gpu_codec.put_state(slot, known)
+            last = torch.tensor(reference.frames[-1:], device=self.slots.device)
+            summed = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
+            self.slots.begin_after(slot, len(reference.frames), summed)
+
+        return steps, go_on
 
     def _priming_pieces(self, reference: Reference) -> int:
-        raise NotImplementedError
+        return 0 if reference in self._primed else 1 + len(self._chunks_of(len(reference.frames)))
+
+    def _chunks_of(self, frames: int) -> list[int]:
+        """A clip in the chunk sizes that are captured."""
+        sizes = []
+        while frames:
+            sizes.append(max(size for size in self.frame_sizes if size <= frames))
+            frames -= sizes[-1]
+        return sizes
+
+    def _decode(self, slot: int, frames: int) -> None:
+        self._prefilling = self._launcher.launch((Stage.CODEC, frames), [slot], self.costs.bucket(1))
 
     def _measure(self, prefix: Prefix) -> None:
         """Every graph, on the idle slot."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
 from engine.request import Sampling
@@ -20,7 +21,8 @@ SAMPLING_WIDTH = 10
 class DeviceSlots:
     """`slots` rows and one more, the idle slot that pads launches up to their bucket.
 
-    Words of `control`, [rows] int32 if not said otherwise: text [rows, positions], prompt, steps (Talker steps made), decoded (frames),
+    Words of `control`, [rows] int32 if not said otherwise: text [rows, positions], prompt, steps (Talker steps made), decoded (frames), skipped (of
+    them those of a clip),
     token (the frame's codebook-0 token), may_end, sampling [rows, 10] float32, seed [rows] int64; and places [prefill_rows], the positions of
     prompt rows about to be computed. Beside them hidden and frame_sum [rows, hidden], codes [rows, positions, groups] int16, seen [rows,
     codebook] int8, keys and values [layers, rows, kv_heads, positions, head_dim]."""
@@ -43,6 +45,7 @@ class DeviceSlots:
             "prompt": rows,
             "steps": rows,
             "decoded": rows,
+            "skipped": rows,
             "token": rows,
             "may_end": rows,
             "sampling": rows * SAMPLING_WIDTH,
@@ -55,7 +58,7 @@ class DeviceSlots:
         self.text = part["text"].view(rows, positions)
         self.text.fill_(self.pad)
         self.prompt, self.steps, self.decoded, self.token, self.may_end = (part[name] for name in ("prompt", "steps", "decoded", "token", "may_end"))
-        self.places = part["places"]
+        self.places, self.skipped = part["places"], part["skipped"]
         self.sampling = part["sampling"].view(torch.float32).view(rows, SAMPLING_WIDTH)
         self.sampling.copy_(torch.from_numpy(_sampling_words(Sampling(), self)))
         self.hidden = torch.zeros(rows, body.hidden, dtype=dtype, device=device)
@@ -86,7 +89,7 @@ class DeviceSlots:
 
     def begin(self, slot: int, prompt: int, sampling: Sampling, seed: int, may_end: bool) -> None:
         """How an utterance starts: after `prompt` positions, its parameters, its randomness."""
-        for name, value in (("prompt", prompt), ("steps", 0), ("decoded", 0), ("token", 0), ("may_end", int(may_end))):
+        for name, value in (("prompt", prompt), ("steps", 0), ("decoded", 0), ("skipped", 0), ("token", 0), ("may_end", int(may_end))):
             self._post(name, slot, value)
         words = _sampling_words(sampling, self).view(np.int32).tolist()
         for column, word in enumerate(words):
@@ -105,6 +108,12 @@ class DeviceSlots:
 
     def allow_end(self, slot: int) -> None:
         self._post("may_end", slot, 1)
+
+    def begin_after(self, slot: int, frames: int, frame_sum: Tensor) -> None:
+        """Speech goes on from a clip of so many frames that has been decoded, its last frame's embeddings summed [hidden]."""
+        self._post("decoded", slot, frames)
+        self._post("skipped", slot, frames)
+        self.frame_sum[slot].copy_(frame_sum)
 
     def place_prompt(self, positions: list[int]) -> None:
         """Where the next prompt rows belong."""

@@ -27,7 +27,7 @@ class GpuTalker:
         self.norm = talker.model.norm.weight.detach()
         self.head = talker.codec_head.weight.detach()
         # The projection of every text token: one row is read where a row of two matrices would be multiplied.
-        self.text_table = torch.cat([talker.text(ids) for ids in torch.arange(self.config.text_vocab, device=slots.device).split(TABLE_ROWS)])
+        self.text_table = torch.cat([talker.text(ids) for ids in torch.split(torch.arange(self.config.text_vocab, device=slots.device), TABLE_ROWS)])
 
     def step(self, rows: Tensor) -> Tensor:
         """Slots [R] int32 -> codebook-0 tokens drawn [R] int32: the codebook's size for end of speech, -1 where the row has gone wrong."""

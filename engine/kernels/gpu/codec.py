@@ -86,12 +86,14 @@ def save_history_twin(history: History, flat: Tensor, slots: Tensor, decoded: Te
     decoded[rows] = (decoded[rows] + frames).clamp(max=limit)
 
 
-def embed(codes: Tensor, slots: Tensor, decoded: Tensor, tables: Tensor, frames: int, out: Columns, broken: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of the next frames, codes[slot, decoded[slot] + t] ([S, P, groups] int16), through `tables` [groups, codebook, half]: the
+def embed(
+    codes: Tensor, slots: Tensor, decoded: Tensor, skipped: Tensor, tables: Tensor, frames: int, out: Columns, broken: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Codes of the next frames, codes[slot, decoded[slot] - skipped[slot] + t] ([S, P, groups] int16), through `tables` [groups, codebook, half]: the
     first group's row and the sum of the others' side by side, in `out`. Clears `broken` [B]. Returns slot and position of each frame,
     [B * frames] int32; no position is beyond P - 1."""
     if not by_kernel(tables):
-        return embed_twin(codes, slots, decoded, tables, frames, out, broken)
+        return embed_twin(codes, slots, decoded, skipped, tables, frames, out, broken)
     from engine.kernels.gpu.codec_kernel import embed_kernel
 
     batch = slots.shape[0]
@@ -102,6 +104,7 @@ def embed(codes: Tensor, slots: Tensor, decoded: Tensor, tables: Tensor, frames:
         codes,
         slots,
         decoded,
+        skipped,
         tables,
         out.data,
         row_slots,
@@ -122,11 +125,13 @@ def embed(codes: Tensor, slots: Tensor, decoded: Tensor, tables: Tensor, frames:
     return row_slots, row_positions
 
 
-def embed_twin(codes: Tensor, slots: Tensor, decoded: Tensor, tables: Tensor, frames: int, out: Columns, broken: Tensor) -> tuple[Tensor, Tensor]:
+def embed_twin(
+    codes: Tensor, slots: Tensor, decoded: Tensor, skipped: Tensor, tables: Tensor, frames: int, out: Columns, broken: Tensor
+) -> tuple[Tensor, Tensor]:
     groups, _, half = tables.shape
     rows = slots.long()
     positions = (decoded[rows].long()[:, None] + torch.arange(frames, device=rows.device)).clamp(max=codes.shape[1] - 1)
-    drawn = codes[rows[:, None], positions].long()
+    drawn = codes[rows[:, None], (positions - skipped[rows].long()[:, None]).clamp(min=0)].long()
     found = torch.stack([tables[group][drawn[:, :, group]] for group in range(groups)], 2).to(torch.promote_types(tables.dtype, torch.float32))
     both = torch.cat((found[:, :, 0], found[:, :, 1:].sum(2)), -1)
     out.data[:, out.first :].copy_(both.view(len(rows), frames * 2 * half))

@@ -50,6 +50,7 @@ def embed_kernel(
     codes,
     slots,
     decoded,
+    skipped,
     tables,
     out,
     row_slots,
@@ -80,7 +81,8 @@ def embed_kernel(
         tl.store(broken + b, 0)
     g = tl.arange(0, GROUPS)
     lane = tl.arange(0, HALF)
-    frame = codes + (slot.to(tl.int64) * positions + position) * groups
+    number = tl.maximum(position - tl.load(skipped + slot), 0)
+    frame = codes + (slot.to(tl.int64) * positions + number) * groups
     code = tl.load(frame + g, mask=g < groups, other=0).to(tl.int32)
     inside = (g < groups)[:, None] & (lane < half)[None, :]
     rows = tl.load(tables + ((g * codebook + code) * half)[:, None] + lane[None, :], mask=inside, other=0.0).to(tl.float32)

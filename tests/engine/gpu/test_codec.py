@@ -135,7 +135,8 @@ def test_slots_in_different_places_and_padding(decoders: tuple[CodecDecoder, Cod
     check([0], 3, expected[[0], : 3 * size])
     check([3, 0], 2, torch.stack((expected[3, : 2 * size], expected[0, 3 * size : 5 * size])))
     codec.reset([3])
-    codec.copy_state(0, 1)
+    codec.put_state(1, codec.state(0))
+    codec.decoded[1] = codec.decoded[0]
     codes[1] = codes[0]
     check([0, 3, 1], 5, torch.stack((expected[0, 5 * size : 10 * size], expected[3, : 5 * size], expected[0, 5 * size : 10 * size])))
     assert codec.decoded.tolist()[:4] == [10, 10, 0, 5]
