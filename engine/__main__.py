@@ -35,6 +35,7 @@ def main() -> int:
     conform = commands.add_parser("conform", help="compare the serving path with golden fixtures")
     conform.add_argument("folder", type=Path, help="a fixture folder: manifest.json, checkpoints/, goldens/")
     conform.add_argument("--case", action="append", default=[], help="run only this case, as CASE or CHECKPOINT/CASE; may be repeated")
+    conform.add_argument("--device", default="cpu", help="cpu, or a GPU such as cuda: there in float32, greedy cases by their sound")
     bench = commands.add_parser("bench", help="what a frame costs on this machine")
     bench.add_argument("--model", type=Path, default=EMBEDDED_VOICE)
     simulate = commands.add_parser("simulate", help="compare scheduling policies under this machine's costs")
@@ -51,7 +52,13 @@ def main() -> int:
         if arguments.command == "conform":
             from engine.conform import run
 
-            return 1 if run(arguments.folder, arguments.case) else 0
+            if arguments.device == "cpu":
+                return 1 if run(arguments.folder, arguments.case) else 0
+            from engine.gpu.device import choose, conforming_stages, use
+
+            device = choose(arguments.device)
+            use(device)
+            return 1 if run(arguments.folder, arguments.case, conforming_stages, device) else 0
         if arguments.command == "bench":
             from engine.bench import run as run_bench
 

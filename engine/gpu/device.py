@@ -14,7 +14,7 @@ from engine.errors import DeviceError
 from engine.gpu.memory import Memory
 from engine.gpu.stages import GpuStages
 from engine.kernels import gpu as kernels
-from engine.model.checkpoint import load_checkpoint
+from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.stages import BaseStages, Stages
 
 log = logging.getLogger(__name__)
@@ -56,15 +56,26 @@ def _problem(name: str) -> str | None:
     return None
 
 
+def use(device: torch.device) -> None:
+    """Make a GPU this thread's. Graphs cannot be captured on its default stream, so there is one of our own."""
+    torch.cuda.set_device(device)
+    torch.cuda.set_stream(torch.cuda.Stream(priority=-1))  # type: ignore[no-untyped-call]
+
+
+def conforming_stages(checkpoint: Checkpoint, config: EngineConfig) -> BaseStages:
+    """For `conform`: in the checkpoint's own dtype, where it lies."""
+    stages = GpuStages(checkpoint, config)
+    _capture(stages)
+    return stages
+
+
 def make_stages(folder: Path, config: EngineConfig, device: torch.device) -> BaseStages:
     """Load a checkpoint onto a device and make its stages ready to launch. Raises CheckpointError and DeviceError."""
     if device.type == "cpu":
         stages: BaseStages = Stages(load_checkpoint(folder), config)
         stages.warm_up()
         return stages
-    torch.cuda.set_device(device)
-    # Graphs cannot be captured on the default stream.
-    torch.cuda.set_stream(torch.cuda.Stream(priority=-1))  # type: ignore[no-untyped-call]
+    use(device)
     need, (free, _) = Memory.of(folder, config), torch.cuda.mem_get_info()
     if need.total > free:
         raise DeviceError(need.shortage(free))
