@@ -45,6 +45,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_append_chars: Count = 4000
     max_utterance_chars: Count = 20000
     max_waiting_utterances: Count = 64
+    max_mixed_texts: Count = 8
+    """How many texts of one session may sound at once, with the policy `mix`."""
     max_event_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1 << 20
     """A longer event closes its socket; a text too long for the limits above should still fit, to be told so."""
     encoder_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1

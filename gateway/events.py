@@ -16,6 +16,7 @@ from gateway.rtc.turn import IceServer
 
 AudioFormat = Literal["pcm_s16le", "webrtc"]
 Pace = Literal["live", "file"]
+Policy = Literal["queue", "replace", "mix"]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
@@ -37,13 +38,17 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class SessionUpdate(msgspec.Struct, frozen=True, tag="session.update"):
-    """Set up the session, or change it from the next utterance on. Fields left out keep their value."""
+    """Set up the session, or change it from the next utterance on. Fields left out keep their value.
+
+    `policy`: what a new text (the first, and each after a text.end) does to what is being spoken. queue: it waits for its end; replace: it
+    takes its place, as with `interrupt`; mix: it sounds at once with it, to a WebRTC listener."""
 
     voice: str | None = None
     language: str | None = None
     instructions: str | None = None
     audio: Audio | None = None
     text: Text | None = None
+    policy: Policy | None = None
 
 
 class TextAppend(msgspec.Struct, frozen=True, tag="text.append"):
@@ -62,7 +67,8 @@ class TextEnd(msgspec.Struct, frozen=True, tag="text.end"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stop speaking: the given utterance and all later ones, or everything. One that is over already is left alone."""
+    """Stop speaking: the given utterance and all later ones, or everything. With the policy `mix`, the given utterance and the rest of its
+    text. One that is over already is left alone."""
 
     utterance: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
@@ -113,8 +119,10 @@ class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
 
     voice: str | None
     language: str
+    instructions: str
     audio: Audio
     text: Text
+    policy: Policy
     voices: list[str]
     languages: list[str]
 
@@ -208,6 +216,7 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _listener_decoder: msgspec.json.Decoder[ListenerEvent] = msgspec.json.Decoder(ListenerEvent)
 _tag_decoder = msgspec.json.Decoder(_Tag)
+_CHOICES = {"audio.format": AudioFormat, "audio.pace": Pace, "policy": Policy}
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
@@ -268,7 +277,6 @@ def _explain(message: str, error: msgspec.ValidationError, events: Iterable[type
     known = _tags(events)
     if name not in known:
         return EventError("unknown_event", f"no event is called {name[:60]!r}; known: {', '.join(known)}")
-    # The two choices there are.
-    choices = get_args(Pace) if "audio.pace" in str(error) else get_args(AudioFormat)
+    choices = next((get_args(kind) for field, kind in _CHOICES.items() if f"$.{field}`" in str(error)), ())
     valid = f"; valid: {', '.join(choices)}" if "enum value" in str(error) else ""
     return EventError("invalid_event", f"{name}: {str(error).replace('`$.', '`')}{valid}")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from aiohttp import ClientConnectionResetError, WSCloseCode, WSMsgType, web
 
@@ -73,9 +73,9 @@ class Outbox:
         self._filled.set()
         await self._room.wait()
 
-    def drop_audio(self, first: int) -> None:
-        """Forget queued frames of utterance `first` and later ones."""
-        kept = [item for item in self._items if isinstance(item, str) or item[0] < first]
+    def drop_audio(self, doomed: Collection[int]) -> None:
+        """Forget queued frames of these utterances."""
+        kept = [item for item in self._items if isinstance(item, str) or item[0] not in doomed]
         self._items = deque(kept)
         self._audio_bytes = 0
         self._count(sum(len(item[1]) for item in kept if not isinstance(item, str)))
