@@ -90,6 +90,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many sessions and speech requests one API key, or one address, may open."""
     idle_s: Seconds = 900.0
     """A session that neither gets text nor speaks for so long is closed."""
+    resume_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """How long a session whose WebSocket has broken lives on for its client to come back; 0: not at all."""
     drain_s: Seconds = 25.0
     """After SIGTERM, how long what is being spoken may go on."""
     log_format: Literal["text", "json"] = "text"

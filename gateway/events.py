@@ -17,6 +17,7 @@ from gateway.rtc.turn import IceServer
 AudioFormat = Literal["pcm_s16le", "webrtc"]
 Pace = Literal["live", "file"]
 Policy = Literal["queue", "replace", "mix"]
+Listeners = Literal["replace", "refuse"]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
@@ -41,7 +42,8 @@ class SessionUpdate(msgspec.Struct, frozen=True, tag="session.update"):
     """Set up the session, or change it from the next utterance on. Fields left out keep their value.
 
     `policy`: what a new text (the first, and each after a text.end) does to what is being spoken. queue: it waits for its end; replace: it
-    takes its place, as with `interrupt`; mix: it sounds at once with it, to a WebRTC listener."""
+    takes its place, as with `interrupt`; mix: it sounds at once with it, to a WebRTC listener. `listeners`: what a WebRTC listener does
+    that comes while another is there: it takes its place, or is refused."""
 
     voice: str | None = None
     language: str | None = None
@@ -49,6 +51,7 @@ class SessionUpdate(msgspec.Struct, frozen=True, tag="session.update"):
     audio: Audio | None = None
     text: Text | None = None
     policy: Policy | None = None
+    listeners: Listeners | None = None
 
 
 class TextAppend(msgspec.Struct, frozen=True, tag="text.append"):
@@ -71,6 +74,15 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     text. One that is over already is left alone."""
 
     utterance: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class Played(msgspec.Struct, frozen=True, tag="playback"):
+    """How far a listener of PCM has played `utterance`, and what it has in hand behind that, a few times a second. Until the next one it is
+    taken to play on, or to stand still if it says the same again."""
+
+    utterance: Annotated[int, msgspec.Meta(ge=1)]
+    played_ms: NotNegative
+    buffered_ms: NotNegative = 0.0
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -96,8 +108,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 ListenerEvent = Stats | Ping
 """What somebody who only listens may send, on the data channel."""
-ClientEvent = SessionUpdate | TextAppend | TextFlush | TextEnd | Cancel | Ping
-CLIENT_EVENTS = (SessionUpdate, TextAppend, TextFlush, TextEnd, Cancel, Ping)
+ClientEvent = SessionUpdate | TextAppend | TextFlush | TextEnd | Cancel | Played | Ping
+CLIENT_EVENTS = (SessionUpdate, TextAppend, TextFlush, TextEnd, Cancel, Played, Ping)
 LISTENER_EVENTS = (Stats, Ping)
 
 
@@ -106,12 +118,22 @@ LISTENER_EVENTS = (Stats, Ping)
 
 class SessionCreated(msgspec.Struct, frozen=True, tag="session.created"):
     """The first event. Whoever has `token` may listen to this session by posting an offer to `whep`; `ice_servers` is what its
-    RTCPeerConnection needs to get through to the gateway."""
+    RTCPeerConnection needs to get through to the gateway. Whoever has `resume` may take it over when its WebSocket has broken; that is for
+    its owner alone."""
 
     session: str
     token: str
+    resume: str
     whep: str
     ice_servers: list[IceServer]
+
+
+class SessionResumed(msgspec.Struct, frozen=True, tag="session.resumed"):
+    """The first event on a socket that takes the session over. `received`: how many of the client's messages were acted on, over all sockets;
+    those behind are to be sent again. Then comes what the client did not get."""
+
+    session: str
+    received: int
 
 
 class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
@@ -123,6 +145,7 @@ class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
     audio: Audio
     text: Text
     policy: Policy
+    listeners: Listeners
     voices: list[str]
     languages: list[str]
 
@@ -192,7 +215,18 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """The answer to `ping`."""
 
 
-ServerEvent = SessionCreated | SessionUpdated | UtteranceStarted | UtteranceProgress | UtteranceDone | UtteranceCancelled | Playback | Error | Pong
+ServerEvent = (
+    SessionCreated
+    | SessionResumed
+    | SessionUpdated
+    | UtteranceStarted
+    | UtteranceProgress
+    | UtteranceDone
+    | UtteranceCancelled
+    | Playback
+    | Error
+    | Pong
+)
 
 
 class EventError(Exception):
@@ -216,7 +250,7 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _listener_decoder: msgspec.json.Decoder[ListenerEvent] = msgspec.json.Decoder(ListenerEvent)
 _tag_decoder = msgspec.json.Decoder(_Tag)
-_CHOICES = {"audio.format": AudioFormat, "audio.pace": Pace, "policy": Policy}
+_CHOICES = {"audio.format": AudioFormat, "audio.pace": Pace, "policy": Policy, "listeners": Listeners}
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 

@@ -19,6 +19,7 @@ from gateway.events import (
     EventError,
     Ping,
     Playback,
+    Played,
     Pong,
     ServerEvent,
     SessionUpdate,
@@ -118,6 +119,8 @@ class Session:
                 self._cancel(utterance, now_s)
             case SessionUpdate():
                 self._update(event)
+            case Played(utterance, played_ms, buffered_ms):
+                self._played(utterance, played_ms / 1000, buffered_ms / 1000, now_s)
             case Ping():
                 self._socket.event(Pong())
 
@@ -134,6 +137,20 @@ class Session:
             self.media.mix(mixes)
         self.line, self._settings = line, settings
         self._socket.event(settings.event(self._engines.info))
+
+    def _played(self, number: int, played_s: float, buffered_s: float, now_s: float) -> None:
+        if self.line is not self._pcm:
+            raise EventError("not_allowed", "playback: a WebRTC listener reports on its data channel; this is for audio.format pcm_s16le")
+        if number > self._count:
+            raise EventError("invalid_event", f"playback: utterance: none has the number {number} yet; they count from 1")
+        self._pcm.playout.report(number, round(played_s * RATE), buffered_s, now_s)
+        for utterance in self._live:
+            self._tell_engine(utterance, now_s)
+
+    @property
+    def refuses_listeners(self) -> bool:
+        """Whether one that comes while another is there has to go."""
+        return self._settings is not None and self._settings.listeners == "refuse"
 
     def _configured(self) -> Settings:
         if self._settings is None:
@@ -346,7 +363,7 @@ class Session:
             self._measured = measured
             log.info("session %s: playback is %s", self.ident, "measured by the listener's reports" if measured else "estimated: no reports")
         concealed_s = self.listener.feedback.concealed_s if self.listener is not None and self.line is self.media else 0.0
-        dry_in_s = buffered_s + self.line.queued_s
+        dry_in_s = playout.unplayed_s(now_s) + self.line.queued_s
         self._tell(Playback(speaking.number, round(buffered_s * 1000), round(dry_in_s * 1000), round(concealed_s * 1000), measured))
 
     def _tell(self, event: ServerEvent) -> None:

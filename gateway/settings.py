@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine import EngineInfo
-from gateway.events import Audio, EventError, Policy, SessionUpdate, SessionUpdated, Text
+from gateway.events import Audio, EventError, Listeners, Policy, SessionUpdate, SessionUpdated, Text
 
 AUTO_LANGUAGE = "auto"
 
@@ -19,6 +19,7 @@ class Settings(msgspec.Struct, frozen=True):
     audio: Audio
     text: Text = Text(clean=True)
     policy: Policy = "queue"
+    listeners: Listeners = "replace"
 
     @classmethod
     def initial(cls, info: EngineInfo) -> Settings:
@@ -38,12 +39,12 @@ class Settings(msgspec.Struct, frozen=True):
             raise EventError("invalid_event", what)
         voice = self.voice if update.voice is None else listed_voice(update.voice, info)
         language = self.language if update.language is None else listed_language(update.language, info)
-        return Settings(voice, language, instructions, audio, update.text or self.text, policy)
+        return Settings(voice, language, instructions, audio, update.text or self.text, policy, update.listeners or self.listeners)
 
     def event(self, info: EngineInfo) -> SessionUpdated:
         """What the client is told."""
-        voices, languages = info.voices, _languages(info)
-        return SessionUpdated(self.voice, self.language, self.instructions, self.audio, self.text, self.policy, voices, languages)
+        own = (self.voice, self.language, self.instructions, self.audio, self.text, self.policy, self.listeners)
+        return SessionUpdated(*own, info.voices, _languages(info))
 
 
 def listed_voice(name: str, info: EngineInfo) -> str:

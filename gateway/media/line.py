@@ -47,7 +47,10 @@ class Heard(Protocol):
         """Whether all speech that was sent has been played."""
 
     def buffered_s(self, now_s: float) -> float:
-        """Speech that was sent and not heard yet."""
+        """Speech that the listener has and has not heard yet."""
+
+    def unplayed_s(self, now_s: float) -> float:
+        """That, and what is on its way."""
 
     def forget(self, utterance: int) -> None:
         """No more questions about `utterance` will come."""

@@ -17,6 +17,8 @@ USUAL_DELAY_S = TRANSIT_S
 """Of a browser on a good network that does not say."""
 STALE_S = 2.0
 """A report older than this is no news; the estimate runs on from it."""
+UNTOLD_S = 0.3
+"""From one report to the next, and what a listener then had in hand."""
 KEEP_S = 4.0
 """Packets are remembered for this long after they should have been played: a report may still name one."""
 MOST_KEPT = 2000
@@ -112,10 +114,17 @@ class Playhead:
         self._stands_at_s, self._reported_s = self._content(now_s), now_s
 
     def leave(self, now_s: float) -> None:
-        """The listener has gone. It is taken to have heard no more than it told of: who takes its place hears some of it again rather
-        than not at all."""
+        """The listener has gone. It is taken to have heard what it can have heard until its next report was due, so that nothing is said
+        twice to who takes its place."""
         if not self._gone:
-            self._stands_at_s, self._gone = self._content(now_s if self._reported_s == float("-inf") else self._reported_s), True
+            until_s = now_s if self._reported_s == float("-inf") else min(now_s, self._reported_s + UNTOLD_S)
+            self._stands_at_s, self._gone = self._content(until_s), True
+
+    def played_to(self, rtp_time: int, now_s: float) -> None:
+        """A listener that has gone says, now that it is back, which packet it played last."""
+        sent = self.find(rtp_time)
+        if sent is not None:
+            self._stands_at_s, self._reported_s = min(sent.plays_s + PACKET_S, now_s), now_s
 
     def sent(self, slot: Slot, packet: Packet | None, now_s: float) -> None:
         """`packet`, or silence, leaves in `slot`."""
@@ -186,6 +195,10 @@ class Playhead:
     def buffered_s(self, now_s: float) -> float:
         """Speech that was sent and not heard yet."""
         return sum(max(0, packet.samples - played) for packet, played in self._unheard(now_s)) / self._rate
+
+    def unplayed_s(self, now_s: float) -> float:
+        """The same: what is on its way is there in a moment."""
+        return self.buffered_s(now_s)
 
     def _running(self, now_s: float) -> bool:
         return self._stands_at_s is None or (not self._gone and now_s - self._reported_s >= STALE_S)
