@@ -5,7 +5,6 @@ one look nearer to running dry than that."""
 
 from __future__ import annotations
 
-
 STALE_S = 2.0
 """A report older than this is no news; the estimate runs on from it."""
 

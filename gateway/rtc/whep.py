@@ -1,6 +1,7 @@
 """WHEP: a listener posts its offer with the session's listen token and gets the answer.
 
-One listener a session: a second one replaces the first, or is refused if the session says so. No ICE restart, so no ETag. The answer carries all our candidates."""
+One listener a session: a second one replaces the first, or is refused if the session says so. No ICE restart, so no ETag. The answer
+carries all our candidates."""
 
 from __future__ import annotations
 
