@@ -7,6 +7,7 @@ import asyncio
 from aiohttp import web
 
 from gateway.api.attendance import Attendance
+from gateway.api.owner import Owners
 from gateway.auth import Access
 from gateway.config import GatewayConfig
 from gateway.drain import Drain
@@ -26,4 +27,5 @@ ACCESS = web.AppKey("access", Access)
 CALLERS = web.AppKey("callers", Callers)
 DRAIN = web.AppKey("drain", Drain)
 METRICS = web.AppKey("metrics", Metrics)
+OWNERS = web.AppKey("owners", Owners)
 PEERS = web.AppKey("peers", Peers)
