@@ -39,6 +39,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Checkpoint folder; None is the embedded voice."""
     engine: Annotated[str, msgspec.Meta(pattern="^(ipc|tcp)://.+")] | None = None
     """ZeroMQ endpoint of a running engine; None starts one on this machine."""
+    device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """What a started engine computes on: auto is a GPU if there is one that can be used, else the CPU."""
+    profile: Literal["latency", "balanced", "throughput"] = "latency"
+    """Numbers of a started engine: the quickest first sound, the most listeners, or between."""
+    slots: Annotated[int, msgspec.Meta(ge=1, le=65536)] | None = None
+    """Utterances that a started engine makes at once, each with its share of memory; None is the profile's number."""
     engine_start_s: Seconds = 300.0
     """How long an engine may take from its start to its first answer."""
     max_sessions: Count = 200

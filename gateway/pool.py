@@ -127,7 +127,10 @@ class EnginePool:
                 await _stop(process)
 
     async def _start_process(self, endpoint: str) -> asyncio.subprocess.Process:
-        command = [*self._command, "--endpoint", endpoint]
+        config = self._config
+        command = [*self._command, "--endpoint", endpoint, "--device", config.device, "--profile", config.profile]
+        if config.slots is not None:
+            command += ["--slots", str(config.slots)]
         if self._config.model is not None:
             command += ["--model", self._config.model]
         if self._config.log_format != "text":

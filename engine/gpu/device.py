@@ -47,6 +47,11 @@ def _problem(name: str) -> str | None:
     index = int(name.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
         return f"device: there is no GPU {index}, this machine has {torch.cuda.device_count()}"
+    return gpu_problem(index)
+
+
+def gpu_problem(index: int) -> str | None:
+    """Why no engine can run on this GPU, which PyTorch sees."""
     capability = torch.cuda.get_device_capability(index)
     if capability < LEAST_CAPABILITY:
         what = torch.cuda.get_device_name(index)

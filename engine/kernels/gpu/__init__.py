@@ -7,7 +7,8 @@ without Triton, which the CPU's installation does not have."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +23,23 @@ except ImportError:
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "") == "1"
 
-PDL = os.environ.get("VIVAVOCE_PDL", "0") == "1" and not INTERPRETED
+PDL = os.environ.get("VIVAVOCE_PDL", "") == "1" and not INTERPRETED
 """Programmatic dependent launch: a kernel starts, and may read weights, while the one before it is still at work. Every kernel then
-waits (`gdc_wait`) before it touches anything that another kernel writes, reads or has read."""
+waits (`gdc_wait`) before it touches anything that another kernel writes, reads or has read. VIVAVOCE_PDL=1 has it everywhere, 0
+nowhere; else it is where `dependent` is asked for."""
+
+
+@contextmanager
+def dependent(wanted: bool) -> Iterator[None]:
+    """Kernels launched or captured inside have PDL if `wanted`, unless the environment decides."""
+    global PDL
+    before = PDL
+    if os.environ.get("VIVAVOCE_PDL", "") == "" and not INTERPRETED:
+        PDL = wanted
+    try:
+        yield
+    finally:
+        PDL = before
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -1,7 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
 """Projections of a launch's rows: x @ weight.T with the RMSNorm before it, or the bias, residual or SiLU gate behind it, in one kernel.
 
-Up to FEW rows the kernels here stream the weights: one row without tensor cores, more with the weights as the products' left operand.
+Up to FEW rows, FEW_NORMED where they are normed first, the kernels here stream the weights:
+ one row without tensor cores, more with the weights as the products' left operand.
 Beyond that cuBLAS multiplies and small kernels (norm.py) do the rest. Weights are [out, in], row-major; sums are float32; a row's result
 depends on no other row. `in` (K) must be a multiple of 8."""
 
@@ -17,8 +18,10 @@ from engine.kernels import gpu
 from engine.kernels.gpu import by_kernel, jit, jit_once, power_of_two, tl, triton
 from engine.kernels.gpu.norm import rms_norm, rms_norm_twin, silu_mul, silu_mul_twin
 
-FEW = 32
-"""Rows up to which the weights' bytes, not the products, are the cost."""
+FEW = 16
+"""Rows up to which a product is quicker here than in cuBLAS (docs/measurements/gpu.md)."""
+FEW_NORMED = 1
+"""The same where the rows are normed first: with more of them a kernel of its own for that and cuBLAS are quicker."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def norm_linear(x: Tensor, norm_w: Tensor, eps: float, weight: Tensor) -> Tensor
     """RMSNorm(x) @ weight.T: x [R, K], norm_w [K], weight [N, K] -> [R, N]."""
     if not by_kernel(x):
         return norm_linear_twin(x, norm_w, eps, weight)
-    if x.shape[0] > FEW:
+    if x.shape[0] > FEW_NORMED:
         return F.linear(rms_norm(x, norm_w, eps), weight)
     return _stream(x, weight, x.new_empty(x.shape[0], weight.shape[0]), norm=(norm_w, eps))
 
@@ -75,7 +78,7 @@ def norm_gate_up(x: Tensor, norm_w: Tensor, eps: float, weight: Tensor) -> Tenso
     """SiLU(g) * u, g and u the halves of RMSNorm(x) @ weight.T: x [R, K], norm_w [K], weight [2 I, K] -> [R, I]."""
     if not by_kernel(x):
         return norm_gate_up_twin(x, norm_w, eps, weight)
-    if x.shape[0] > FEW:
+    if x.shape[0] > FEW_NORMED:
         return silu_mul(F.linear(rms_norm(x, norm_w, eps), weight))
     return _stream(x, weight, x.new_empty(x.shape[0], weight.shape[0] // 2), norm=(norm_w, eps), gated=True)
 
