@@ -127,10 +127,11 @@ class EnginePool:
                 await _stop(process)
 
     async def _start_process(self, endpoint: str) -> asyncio.subprocess.Process:
-        config = self._config
-        command = [*self._command, "--endpoint", endpoint, "--device", config.device, "--profile", config.profile]
-        if config.slots is not None:
-            command += ["--slots", str(config.slots)]
+        command = [*self._command, "--endpoint", endpoint]
+        usual = GatewayConfig()
+        for name in ("device", "profile", "slots"):
+            if (value := getattr(self._config, name)) != getattr(usual, name):
+                command += [f"--{name}", str(value)]
         if self._config.model is not None:
             command += ["--model", self._config.model]
         if self._config.log_format != "text":
