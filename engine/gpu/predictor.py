@@ -51,7 +51,7 @@ class GpuPredictor:
         first = self.inputs[0][s.token[index].long()]
         x = torch.cat((self._project(s.hidden[index]), first))
         places = self.places[:count]
-        both = self._pass(x, torch.cat((places, places)), self.positions[:2, :count].flatten(), one_row_a_slot=False)
+        both = self._pass(x, torch.cat((places, places)), self.positions[:2, :count].reshape(-1).contiguous(), one_row_a_slot=False)
         x = both[count:]
         for group in range(1, self.config.groups):
             logits = norm_linear(x, self.norm, self.config.body.eps, self.heads[group - 1])

@@ -70,6 +70,7 @@ def rope_write(
     slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float,
 ) -> Tensor:  # fmt: skip
     """Per-head RMSNorm of q and k (where there are weights), rotation, q times `scale`: k and v go to the cache, q [R, H, D] comes back."""
+    assert slots.is_contiguous() and positions.is_contiguous()
     if not by_kernel(qkv):
         return rope_write_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale)
     groups, capacity, width = keys.shape[1:]
@@ -87,6 +88,7 @@ def rope_write(
 
 def attention(q: Tensor, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, window: int | None = None) -> Tensor:
     """Each row q [R, H, D] over the positions max(0, p - window + 1)..p of its slot -> [R, H * D]; softmax in float32."""
+    assert slots.is_contiguous() and positions.is_contiguous()
     if not by_kernel(q):
         return attention_twin(q, slots, positions, keys, values, window)
     groups, capacity, width = keys.shape[1:]
@@ -106,6 +108,7 @@ def decode_attention(
     slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float,
 ) -> Tensor:  # fmt: skip
     """`rope_write`, then `attention` over all the cache holds, in one kernel: for launches with one row a slot -> [R, H * D]."""
+    assert slots.is_contiguous() and positions.is_contiguous()
     if not by_kernel(qkv):
         return decode_attention_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale)
     groups, capacity, width = keys.shape[1:]
