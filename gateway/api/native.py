@@ -35,7 +35,6 @@ from gateway.session import Session
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 20.0
 WHEP_PATH = "/v1/whep"
 
 
@@ -135,7 +134,7 @@ async def speech(request: web.Request) -> web.StreamResponse:
 
 async def _session(request: web.Request, caller: Caller) -> web.WebSocketResponse:
     config, sessions, metrics = request.app[CONFIG], request.app[SESSIONS], request.app[METRICS]
-    socket = web.WebSocketResponse(compress=False, heartbeat=HEARTBEAT_S, max_msg_size=config.max_event_bytes)
+    socket = web.WebSocketResponse(compress=False, heartbeat=config.heartbeat_s, max_msg_size=config.max_event_bytes)
     await socket.prepare(request)
 
     gaps = HeardGaps(metrics)
