@@ -132,10 +132,15 @@ async def speech(request: web.Request) -> web.StreamResponse:
         return web.json_response(refusal.body, status=refusal.status, headers=refusal.headers)
 
 
-async def _session(request: web.Request, caller: Caller) -> web.WebSocketResponse:
+async def _session(request: web.Request, caller: Caller) -> web.StreamResponse:
     config, sessions, metrics = request.app[CONFIG], request.app[SESSIONS], request.app[METRICS]
     socket = web.WebSocketResponse(compress=False, heartbeat=config.heartbeat_s, max_msg_size=config.max_event_bytes)
-    await socket.prepare(request)
+    try:
+        await socket.prepare(request)
+    except ClientConnectionResetError:
+        log.debug("a client went away before its session was open")
+        # Nobody is there to read it.
+        return web.Response(status=499, reason="Client Closed Request")
 
     gaps = HeardGaps(metrics)
 

@@ -59,7 +59,7 @@ async def census(request: web.Request) -> web.Response:
     objects = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, WATCHED))
     return web.json_response(
         {
-            "tasks": Counter(re.sub(r"^(write|report|peer|make|speech)-.*|^Task-\d+$", r"\1", task.get_name()) for task in asyncio.all_tasks()),
+            "tasks": Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks()),
             "descriptors": descriptors(os.getpid()),
             "threads": Counter(re.sub(r"[-_]\d+.*", "", thread.name) for thread in threading.enumerate()),
             "objects": {kind.__name__: objects[kind.__name__] for kind in WATCHED},

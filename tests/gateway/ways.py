@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-from aiohttp import WSMsgType
 
 from tests.gateway.clients import Listener, Speaker
 
@@ -227,6 +226,20 @@ async def closed_while_it_offers(place: Place) -> None:
     assert await offer in (201, 404)
 
 
+async def closed_while_it_connects(place: Place) -> None:
+    """ICE or DTLS is on its way."""
+    speaker, listener = await place.speaker(), Listener(place)  # type: ignore[arg-type]
+    connecting = asyncio.create_task(listener.connect(speaker.created["token"], channel=True))
+    await asyncio.sleep(random.uniform(0, 0.3))
+    await speaker.close()
+    connecting.cancel()
+    await asyncio.wait([connecting])
+    # aiortc's own receiver may wait for ever for a track whose connection never came about.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2):
+            await listener.close()
+
+
 async def gone_silent(place: Place) -> None:
     """Its network is gone: the connection stands, and nothing comes or goes any more."""
     speaker = await place.speaker("pcm_s16le", place.proxy.url)
@@ -269,6 +282,7 @@ WAYS: tuple[Way, ...] = (
     listener_without_a_way,
     bad_offer,
     closed_while_it_offers,
+    closed_while_it_connects,
     gone_silent,
     request_cut,
     handshake_cut,
