@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: run test soak screenshots lint types bench clean
+.PHONY: gpu-check gpu-bench run test soak screenshots lint types bench clean
 
 run: $(VENV)/.run
 	@$(BIN)/vivavoce serve $(ARGS)
@@ -29,6 +29,14 @@ types: $(VENV)/.dev
 bench: $(VENV)/.dev system
 	$(BIN)/python -m engine bench
 	$(BIN)/python -m tests.gateway.measure --calls 1 10
+
+# On a machine with a GPU and PyTorch's CUDA build; GPU_PYTHON is its interpreter.
+GPU_PYTHON ?= python3
+gpu-check:
+	PYTHONPATH=. $(GPU_PYTHON) tools/gpu_check.py $(ARGS)
+
+gpu-bench:
+	PYTHON=$(GPU_PYTHON) tools/gpu-bench --rate 1 10 20 60 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from engine import logs
-from engine.config import PROFILES, deterministic
+from engine.config import PROFILES
 from engine.errors import EngineError
 
 EMBEDDED_VOICE = Path(__file__).parent / "voice"
@@ -24,6 +24,8 @@ def main() -> int:
         "--model", default=str(EMBEDDED_VOICE), help="checkpoint folder, or a name on the hub such as Qwen/...; default: the embedded voice"
     )
     serve.add_argument("--profile", choices=sorted(PROFILES), default="latency")
+    serve.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; auto is a GPU if there is one that can be used")
+    serve.add_argument("--slots", type=int, help="utterances at once, each with its share of memory; default: the profile's")
     serve.add_argument("--deterministic", action="store_true", help="launches of one shape: the same bits whatever else is spoken, at a higher cost")
     serve.add_argument("--threads", type=int, help="CPU threads of the model")
     serve.add_argument("--trace", type=Path, help="on exit, write every launch to this file as JSON lines")
@@ -33,6 +35,7 @@ def main() -> int:
     conform = commands.add_parser("conform", help="compare the serving path with golden fixtures")
     conform.add_argument("folder", type=Path, help="a fixture folder: manifest.json, checkpoints/, goldens/")
     conform.add_argument("--case", action="append", default=[], help="run only this case, as CASE or CHECKPOINT/CASE; may be repeated")
+    conform.add_argument("--device", default="cpu", help="cpu, or a GPU such as cuda: there in float32, greedy cases by their sound")
     bench = commands.add_parser("bench", help="what a frame costs on this machine")
     bench.add_argument("--model", type=Path, default=EMBEDDED_VOICE)
     simulate = commands.add_parser("simulate", help="compare scheduling policies under this machine's costs")
@@ -49,7 +52,13 @@ def main() -> int:
         if arguments.command == "conform":
             from engine.conform import run
 
-            return 1 if run(arguments.folder, arguments.case) else 0
+            if arguments.device == "cpu":
+                return 1 if run(arguments.folder, arguments.case) else 0
+            from engine.gpu.device import choose, conforming_stages, use
+
+            device = choose(arguments.device)
+            use(device)
+            return 1 if run(arguments.folder, arguments.case, conforming_stages, device) else 0
         if arguments.command == "bench":
             from engine.bench import run as run_bench
 
@@ -72,9 +81,15 @@ def main() -> int:
             return 0
         from engine.service import serve as serve_engine
 
-        config = PROFILES[arguments.profile]
         serve_engine(
-            arguments.endpoint, arguments.model, deterministic(config) if arguments.deterministic else config, arguments.threads, arguments.trace
+            arguments.endpoint,
+            arguments.model,
+            arguments.profile,
+            arguments.device,
+            trace=arguments.trace,
+            fixed=arguments.deterministic,
+            threads=arguments.threads,
+            slots=arguments.slots,
         )
         return 0
     except EngineError as error:

@@ -1,7 +1,7 @@
 """`python -m engine bench`: what a frame costs here, by stage and streams, with the kernels and with their torch twins.
 
 Twin and kernel take turns in one process; each figure is the least processor time of its runs, so that other load disturbs little and
-both alike."""
+both alike. Then what the scheduler's own choice of a launch costs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from engine import turns
 from engine.config import LATENCY
 from engine.messages import Sampling
 from engine.model.checkpoint import load_checkpoint
@@ -62,6 +63,8 @@ def run(model: Path) -> None:
         print(f"{'':7}  {'real-time factor':<18} " + " ".join(f"{cost_ms / frame_ms:8.3f}" for cost_ms in whole))
         for slot in slots:
             stages.close(slot)
+    print()
+    turns.run()
 
 
 def _print(streams: int, name: str, twin_ms: float, kernel_ms: float | None) -> None:

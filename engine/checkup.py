@@ -15,6 +15,8 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.finding import Finding
+from engine.gpu.device import choose, gpu_problem
+from engine.gpu.memory import Memory
 from engine.kernels import SWITCH, library
 from engine.kernels.native import HeadKernel
 from engine.model.config import load_config
@@ -95,7 +97,10 @@ def gpus() -> Iterator[Finding]:
                 "broken", "gpu", f"{what}; it computes nothing: {str(error).splitlines()[0]}", "Install a torch built for this GPU and driver"
             )
             continue
-        if works:
+        problem = gpu_problem(number) if works else None
+        if problem is not None:
+            yield Finding("note", "gpu", what, problem)
+        elif works:
             yield Finding("ok", "gpu", what)
         else:
             yield Finding("broken", "gpu", f"{what}; it adds wrongly", "Test the device, and install torch again")
@@ -110,19 +115,35 @@ def model_fits(folder: Path, config: EngineConfig, device: str) -> Finding:
     stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     if not stored:
         return Finding("broken", "model", f"{folder} holds no weights (*.safetensors)", "Download it again, or give --model another folder")
-    on_cpu = device == "cpu"
+    if device != "cpu":
+        return _fits_gpu(folder, config, device)
     # The released weights are stored in 16 bits, and computed with in 32 on a CPU.
-    weights = stored * 2 if on_cpu else stored
+    weights = stored * 2
     body = shape.talker.body
-    slots = 2 * body.layers * (config.slots + 1) * body.kv_heads * config.positions * body.head_dim * (4 if on_cpu else 2)
+    slots = 2 * body.layers * (config.slots + 1) * body.kv_heads * config.positions * body.head_dim * 4
     wanted = (weights + slots) * ROOM_BEYOND
-    room = _free_memory() if on_cpu else torch.cuda.mem_get_info(torch.device(device))[0]
+    room = _free_memory()
     what = f"{folder.name}: about {weights / GIB:.2f} GiB of weights and {slots / GIB:.2f} GiB for {config.slots} utterances"
     if room is None:
         return Finding("ok", "model", what)
     if wanted > room:
         return Finding("broken", "model", f"{what}, but only {room / GIB:.1f} GiB of memory are free", "Free some, or take a smaller model")
     return Finding("ok", "model", f"{what}; {room / GIB:.1f} GiB are free")
+
+
+def _fits_gpu(folder: Path, config: EngineConfig, device: str) -> Finding:
+    need, (free, _) = Memory.of(folder, config), torch.cuda.mem_get_info(torch.device(device))
+    if need.total > free:
+        what, _, remedy = need.shortage(free).removeprefix("device: ").partition("; ")
+        return Finding("broken", "model", f"{folder.name}: {what}", remedy[:1].upper() + remedy[1:])
+    return Finding(
+        "ok", "model", f"{folder.name}: {need.total / GIB:.1f} GiB for {config.slots} utterances on {device}; {free / GIB:.1f} GiB are free"
+    )
+
+
+def device(name: str) -> str:
+    """What an engine asked to run on `name` (auto, cpu, cuda, cuda:N) computes on. Raises DeviceError."""
+    return str(choose(name))
 
 
 def _driver() -> str | None:

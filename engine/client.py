@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from engine.errors import EngineError, EngineUnavailable, Overloaded, RequestRefused, UtteranceFailed
 from engine.messages import (
@@ -40,6 +40,8 @@ from engine.messages import (
 log = logging.getLogger(__name__)
 
 CREDIT_STEP_S = 1.0
+AT_ONCE = 64
+"""Messages taken before others on the event loop have their turn."""
 _ERRORS = {kind.code: kind for kind in (EngineUnavailable, Overloaded, UtteranceFailed)}
 
 
@@ -52,7 +54,8 @@ class EngineUtterance:
         self.number = number
         self.ended = False
         self._client = client
-        self._events: asyncio.Queue[Event | EngineError] = asyncio.Queue()
+        self._events: deque[Event | EngineError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._consumed = 0
         self._credited = 0
 
@@ -70,8 +73,7 @@ class EngineUtterance:
         """Stop now: chunks already queued here are dropped, `Done(reason="cancelled")` follows from the engine."""
         if self.ended:
             return
-        while not self._events.empty():
-            self._events.get_nowait()
+        self._events.clear()
         self._client._cancelled.add(self.number)
         self._client._send(Cancel(self._client.epoch, self.number))
 
@@ -82,7 +84,10 @@ class EngineUtterance:
 
     async def __aiter__(self) -> AsyncIterator[Started | AudioChunk | Done]:
         while True:
-            event = await self._events.get()
+            while not self._events:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            event = self._events.popleft()
             if isinstance(event, EngineError):
                 raise event
             if isinstance(event, AudioChunk):
@@ -98,7 +103,9 @@ class EngineUtterance:
                 return
 
     def _deliver(self, event: Event | EngineError) -> None:
-        self._events.put_nowait(event)
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class EngineClient:
@@ -115,8 +122,11 @@ class EngineClient:
         self._timeout_s = timeout_s
         self._hello_every_s = hello_every_s
         self._info: EngineInfo | None = None
-        self._context: zmq.asyncio.Context | None = None
-        self._socket: zmq.asyncio.Socket | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        # Not zmq.asyncio's: a future for each message costs several times what the message does.
+        self._socket: zmq.Socket[bytes] | None = None
+        self._descriptor = -1
+        self._looking = False
         self._tasks: list[asyncio.Task[None]] = []
         self._welcomed = asyncio.Event()
         self._utterances: dict[int, EngineUtterance] = {}
@@ -147,7 +157,7 @@ class EngineClient:
 
     async def start(self) -> None:
         """Connect and wait for the engine. Raises EngineUnavailable after `timeout_s`, or if the engine speaks another protocol version."""
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -159,7 +169,9 @@ class EngineClient:
             raise EngineUnavailable(
                 f"engine: {self.endpoint!r} is no ZeroMQ endpoint ({error.strerror}); write ipc://PATH or tcp://HOST:PORT"
             ) from None
-        self._tasks = [asyncio.create_task(self._receive(), name="engine-receive"), asyncio.create_task(self._greet(), name="engine-hello")]
+        self._descriptor = self._socket.fileno()
+        asyncio.get_running_loop().add_reader(self._descriptor, self._receive)
+        self._tasks = [asyncio.create_task(self._greet(), name="engine-hello")]
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._welcomed.wait()
@@ -182,6 +194,9 @@ class EngineClient:
         self._tasks = []
         self._lose("the connection to the engine was closed")
         if self._socket is not None:
+            if self._descriptor >= 0:
+                asyncio.get_running_loop().remove_reader(self._descriptor)
+                self._descriptor = -1
             self._socket.close(linger=0)
             self._socket = None
         if self._context is not None:
@@ -211,24 +226,38 @@ class EngineClient:
             raise RequestRefused(f"text: {half} is half of a surrogate pair and no character; send both halves in one piece") from None
         except (OverflowError, TypeError) as error:
             raise RequestRefused(f"request: {error}; see SpeechRequest and Sampling for the ranges") from None
-        # With no high-water mark a DEALER send completes at once; the future carries nothing we wait for.
-        self._socket.send(body)
+        # With no high-water mark a DEALER send completes at once.
+        self._socket.send(body, zmq.NOBLOCK)
+        self._look()
 
     async def _greet(self) -> None:
         while True:
             self._send(Hello())
             await asyncio.sleep(self._hello_every_s)
 
-    async def _receive(self) -> None:
-        assert self._socket is not None
-        while True:
-            frames = await self._socket.recv_multipart()
+    def _look(self) -> None:
+        """Have `_receive` run soon: the descriptor tells of a change once, and whatever else used the socket may have taken that."""
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._receive)
+
+    def _receive(self) -> None:
+        """Take what waits."""
+        self._looking = False
+        for _ in range(AT_ONCE):
+            if self._socket is None:
+                return
             try:
-                event = decode_event.decode(frames[-1])
+                body = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                event = decode_event.decode(body)
             except msgspec.DecodeError:
                 log.exception("undecodable message from the engine at %s", self.endpoint)
                 continue
             self._dispatch(event)
+        self._look()
 
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, Welcome):

@@ -14,6 +14,8 @@ class EngineConfig:
     """KV positions of a slot: prompt and frames of one utterance (2,048: about 160 s)."""
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Batch sizes a launch may have; a smaller ready set is padded up with an idle slot."""
+    codec_rows: int = 64
+    """Rows of a codec launch at most: it is the launch that grows most with them."""
     first_frames: int = 1
     """Frames in an utterance's first codec chunk."""
     chunk_frames: tuple[int, ...] = (1, 2, 4, 8)
@@ -56,3 +58,34 @@ LATENCY = EngineConfig()
 BALANCED = replace(LATENCY, first_frames=2, chunk_frames=(2, 4, 8), ahead_s=4.0)
 THROUGHPUT = replace(LATENCY, first_frames=4, chunk_frames=(4, 8, 16), ahead_s=8.0)
 PROFILES = {"latency": LATENCY, "balanced": BALANCED, "throughput": THROUGHPUT}
+
+# On a GPU a launch takes milliseconds whatever its rows, so slots and buckets are many; the checkpoint's first frame is silence for most
+# voices, so the first chunk has two.
+GPU_LATENCY = replace(
+    LATENCY,
+    slots=512,
+    positions=1024,
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    first_frames=2,
+    chunk_frames=(1, 2, 4, 8, 12),
+    prefill_rows=32,
+    safety_s=0.01,
+    waiting=1024,
+)
+GPU_BALANCED = replace(GPU_LATENCY, chunk_frames=(2, 4, 8, 12), ahead_s=4.0)
+GPU_THROUGHPUT = replace(GPU_LATENCY, slots=896, positions=768, first_frames=4, chunk_frames=(4, 8, 12), ahead_s=8.0)
+GPU_PROFILES = {"latency": GPU_LATENCY, "balanced": GPU_BALANCED, "throughput": GPU_THROUGHPUT}
+
+
+def profile(name: str, device_type: str) -> EngineConfig:
+    """A profile's numbers for `cpu` or `cuda`."""
+    return (PROFILES if device_type == "cpu" else GPU_PROFILES)[name]
+
+
+def describe(config: EngineConfig) -> str:
+    """What tells profiles apart, in words, for the log."""
+    chunks = ", ".join(map(str, config.chunk_frames))
+    return (
+        f"{config.slots} slots of {config.positions} positions, launches up to {config.buckets[-1]} rows, first chunk {config.first_frames} frames, "
+        f"then {chunks}; made up to {config.ahead_s:g} s ahead"
+    )

@@ -27,6 +27,12 @@ class CheckpointError(EngineError):
     code = "bad_checkpoint"
 
 
+class DeviceError(EngineError):
+    """The device cannot run an engine: the message says what is missing and the remedy."""
+
+    code = "device_unusable"
+
+
 class RequestRefused(EngineError):
     """The request cannot be spoken as it stands: the message names the field and the remedy."""
 

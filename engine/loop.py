@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ from engine.opening import Opening, Voice
 from engine.playback import PlaybackClock
 from engine.request import Utterance
 from engine.scheduler import Launch, Scheduler, Stage
-from engine.stages import Stages
+from engine.stages.base import BaseStages, Launched
 from engine.tally import Tally
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,22 @@ TRACE_LAUNCHES = 10_000
 USUAL_S = 0.07
 
 
+@dataclass(eq=False)
+class Flight:
+    """A launch under way: its voices as they were, and for each row the number of its token or first frame."""
+
+    launch: Launch
+    voices: list[Voice]
+    first: list[int]
+    pending: Launched
+    silent: int
+    starts_s: float
+    called_s: float
+    """How long the call took that made it."""
+    host_s: float
+    opened: int
+
+
 @dataclass(frozen=True)
 class TraceEntry:
     """One launch; `silent` of its rows had not sounded yet. Rows are utterance numbers. Before it the host took `host_s` since the
@@ -81,9 +98,9 @@ class TraceEntry:
 
 
 class EngineLoop:
-    """Drives `Stages` by `Scheduler`. `emit(client, event)` sends; `clock` measures launches."""
+    """Drives the stages by `Scheduler`. `emit(client, event)` sends; `clock` measures launches."""
 
-    def __init__(self, stages: Stages, config: EngineConfig, emit: Emit, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stages: BaseStages, config: EngineConfig, emit: Emit, clock: Callable[[], float] = time.monotonic) -> None:
         self.stages = stages
         self.config = config
         self.info = stages.info
@@ -98,12 +115,13 @@ class EngineLoop:
         self._tally = Tally()
         self._emit = emit
         self._clock = clock
+        self._flights: deque[Flight] = deque()
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._active
+        return not self._waiting and not self._active and not self._flights
 
     def rehearse(self) -> None:
         """Say a few frames to nobody: what a first utterance has to find out, such as how long this voice is silent before its first
@@ -177,8 +195,11 @@ class EngineLoop:
             self._emit(client, Failed(epoch, number, RequestRefused.code, message, RequestRefused.retryable))
 
     def turn(self, now_s: float) -> float | None:
-        """Admit, then make at most one launch. Returns seconds until something is due: 0 after a launch, None if only a
-        command can change anything."""
+        """Retire what is done, admit, then make at most one launch. Returns seconds until something is due: 0 after a launch and while
+        one is under way, None if only a command can change anything."""
+        self._retire_done()
+        if len(self._flights) >= self.stages.depth:
+            return 0.0
         if self._free_at_s is None:
             self._free_at_s = self._clock()
         self._admit(now_s)
@@ -187,15 +208,16 @@ class EngineLoop:
         launch = self.scheduler.pick(now_s, utterances)
         if launch is None:
             self._free_at_s = None
-            return self._next_due(now_s, utterances)
+            return 0.0 if self._flights else self._next_due(now_s, utterances)
         try:
-            self._run(launch)
+            self._launch(launch)
         except Exception:
             # The border of supervision: a launch that breaks costs its own rows, not the engine.
             log.exception("a launch of %s over %d rows failed", launch.stage.name, len(launch.rows))
             for u in launch.rows:
                 if (u.client, u.number) in self._active:
                     self._fail((u.client, u.number), UtteranceFailed("the engine failed in mid-utterance; its log has the cause"))
+        self._retire_done()
         return 0.0
 
     def drop_client(self, client: bytes) -> None:
@@ -369,75 +391,117 @@ class EngineLoop:
         # A millisecond at least: rounding must not turn waiting into spinning.
         return max(0.001, min(known)) if known else None
 
-    def _run(self, launch: Launch) -> None:
+    def _launch(self, launch: Launch) -> None:
+        """Begin a launch. Cursors move now; what it returns is looked at when it is done, a launch or two later where there is a GPU."""
         rows = launch.rows
-        slots = [u.slot for u in rows]
-        silent = sum(not u.has_sounded for u in rows)
-        starts_s = self._clock()
         voices = [self._active[u.client, u.number] for u in rows]
-        match launch.stage:
-            case Stage.PREFILL:
-                rows[0].prefill_left = self.stages.prefill(slots[0])
-            case Stage.TALKER:
-                for u in rows:
-                    if u.request.live and u.text_closed and u.text_issued - u.frames_issued in (0, 1):
-                        # This step eats the text's end; live speech may not end before, however the model would like to.
-                        self.stages.allow_end(u.slot)
-                self._retire_talker(voices, self.stages.talker(slots))
-            case Stage.PREDICTOR:
-                self.stages.predictor(slots)
-                for u in rows:
-                    u.frames_done += 1
-                    if u.frames_done >= u.max_frames and not u.speech_ended:
-                        u.speech_ended, u.reason = True, u.cap_reason
-            case Stage.CODEC:
-                self._retire_codec(voices, self.stages.codec(slots, [u.frames_decoded for u in rows], launch.frames), launch.frames)
+        first = [u.frames_decoded if launch.stage is Stage.CODEC else u.frames_issued for u in rows]
+        if launch.stage is Stage.TALKER:
+            for u in rows:
+                if u.request.live and u.text_closed and u.text_issued - u.frames_issued in (0, 1):
+                    # This step eats the text's end; live speech may not end before, however the model would like to.
+                    self.stages.allow_end(u.slot)
+        starts_s = self._clock()
+        pending = self.stages.launch(launch.stage, [u.slot for u in rows], first, launch.frames)
         ends_s = self._clock()
-        self.stages.costs.record(launch.stage, len(rows), launch.frames, ends_s - starts_s)
-        self._tally.launched(launch.stage, len(rows), ends_s - starts_s)
         host_s = starts_s - (starts_s if self._free_at_s is None else self._free_at_s)
-        self.trace.append(TraceEntry(starts_s, ends_s, launch.stage, tuple(u.number for u in rows), launch.frames, silent, host_s, self._opened))
+        silent = sum(not u.has_sounded for u in rows)
+        self._flights.append(Flight(launch, voices, first, pending, silent, starts_s, ends_s - starts_s, host_s, self._opened))
         self._free_at_s, self._opened = ends_s, 0
         for u in rows:
-            if u.complete and (u.client, u.number) in self._active:
-                self._end((u.client, u.number), u.reason)
+            u.in_flight += 1
+            match launch.stage:
+                case Stage.PREFILL:
+                    u.prefill_left -= 1
+                case Stage.TALKER:
+                    u.frames_issued += 1
+                case Stage.PREDICTOR:
+                    u.frames_done += 1
+                    if u.frames_done >= u.max_frames and not u.speech_ended:
+                        u.speech_ended = u.capped = True
+                case Stage.CODEC:
+                    u.frames_decoded += launch.frames
+                    u.coming_s += launch.frames * self.scheduler.frame_s
 
-    def _retire_talker(self, voices: list[Voice], tokens: list[int | None]) -> None:
-        for voice, token in zip(voices, tokens, strict=True):
-            u = voice.utterance
-            if token is None:
-                u.speech_ended = True
-            elif token < 0:
-                self._fail((u.client, u.number), UtteranceFailed("the Talker computed something that is not a number; try again"))
-            else:
-                u.frames_issued += 1
-                if voice.guard is not None:
-                    voice.guard.see(token)
-                    self._heed(voice)
+    def _retire_done(self) -> None:
+        """Take the results of launches that are done, in their order."""
+        while self._flights and self._flights[0].pending.done():
+            self._retire(self._flights.popleft())
 
-    def _retire_codec(self, voices: list[Voice], chunks: list[Samples | None], frames: int) -> None:
-        for voice, samples in zip(voices, chunks, strict=True):
+    def _retire(self, flight: Flight) -> None:
+        launch = flight.launch
+        result = flight.pending.result()
+        # Whose utterance has ended since: what was made for it is nobody's.
+        ours = [self._active.get((voice.utterance.client, voice.utterance.number)) is voice for voice in flight.voices]
+        for u in launch.rows:
+            u.in_flight -= 1
+            if launch.stage is Stage.CODEC:
+                u.coming_s -= launch.frames * self.scheduler.frame_s
+        if isinstance(result, int):
+            # A neighbour may have computed the same prefix meanwhile.
+            launch.rows[0].prefill_left = min(result, launch.rows[0].prefill_left)
+        elif isinstance(result, list):
+            for voice, mine, first, value in zip(flight.voices, ours, flight.first, result, strict=True):
+                if not mine:
+                    continue
+                if launch.stage is Stage.TALKER:
+                    self._retire_token(voice, first, cast("int | None", value))
+                else:
+                    self._retire_chunk(voice, first, launch.frames, cast("Samples | None", value))
+        seconds = flight.called_s if flight.pending.seconds is None else flight.pending.seconds
+        self.stages.costs.record(launch.stage, len(launch.rows), launch.frames, seconds)
+        self._tally.launched(launch.stage, len(launch.rows), seconds)
+        rows = tuple(u.number for u in launch.rows)
+        ends_s = flight.starts_s + seconds
+        self.trace.append(TraceEntry(flight.starts_s, ends_s, launch.stage, rows, launch.frames, flight.silent, flight.host_s, flight.opened))
+        for voice in flight.voices:
             u = voice.utterance
-            u.frames_decoded += frames
-            if samples is None:
-                self._fail((u.client, u.number), UtteranceFailed("the codec computed something that is not a number; try again"))
-                continue
-            if voice.guard is not None:
-                voice.guard.hear(samples)
-                self._heed(voice)
-            if voice.onset is not None:
-                samples = voice.onset.push(samples)
-                if u.complete:
-                    samples = np.concatenate((samples, voice.onset.flush()))
-            if len(samples):
-                now_s = self._clock()
-                if u.live and u.has_sounded:
-                    self._tally.chunk_ready(u.playback.dry_at(now_s) - now_s)
-                if voice.onset is not None and not u.has_sounded:
-                    self._learn_onset(voice.onset.dropped / self.info.sample_rate)
-                self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, samples.tobytes()))
-                u.samples_emitted += len(samples)
-                u.playback.emit(len(samples), now_s)
+            if u.complete and not u.in_flight and self._active.get((u.client, u.number)) is voice:
+                self._say_held(voice)
+                self._end((u.client, u.number), u.cap_reason if u.capped else u.reason)
+
+    def _retire_token(self, voice: Voice, number: int, token: int | None) -> None:
+        """The row's token number `number`, None where speech has ended before it."""
+        u = voice.utterance
+        if u.frames_end is not None:
+            return
+        if token is None:
+            u.end_at(number)
+        elif token < 0:
+            self._fail((u.client, u.number), UtteranceFailed("the Talker computed something that is not a number; try again"))
+        elif voice.guard is not None:
+            voice.guard.see(token)
+            self._heed(voice)
+
+    def _retire_chunk(self, voice: Voice, first: int, frames: int, samples: Samples | None) -> None:
+        u = voice.utterance
+        if samples is None:
+            self._fail((u.client, u.number), UtteranceFailed("the codec computed something that is not a number; try again"))
+            return
+        if u.frames_end is not None:
+            # Made before it was known that speech had ended.
+            samples = samples[: max(0, u.frames_end - first) * self.info.samples_per_frame]
+        if voice.guard is not None:
+            voice.guard.hear(samples)
+            self._heed(voice)
+        self._say(voice, voice.onset.push(samples) if voice.onset is not None else samples)
+
+    def _say_held(self, voice: Voice) -> None:
+        """An utterance that never sounded ends with the silence that was held back."""
+        if voice.onset is not None:
+            self._say(voice, voice.onset.flush())
+
+    def _say(self, voice: Voice, samples: Samples) -> None:
+        if not len(samples):
+            return
+        u, now_s = voice.utterance, self._clock()
+        if u.live and u.has_sounded:
+            self._tally.chunk_ready(u.playback.dry_at(now_s) - now_s)
+        if voice.onset is not None and not u.has_sounded:
+            self._learn_onset(voice.onset.dropped / self.info.sample_rate)
+        self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, samples.tobytes()))
+        u.samples_emitted += len(samples)
+        u.playback.emit(len(samples), now_s)
 
     def _learn_onset(self, dropped_s: float) -> None:
         self._onset_s = dropped_s if self._onset_s is None else self._onset_s + ONSET_SHARE * (dropped_s - self._onset_s)

@@ -19,7 +19,7 @@ from engine.model.text import LiveText
 from engine.onset import OnsetTrim
 from engine.playback import PlaybackClock
 from engine.request import Utterance, check
-from engine.stages import Stages
+from engine.stages.base import BaseStages
 
 # Frames that a prompt must leave to speech.
 LEAST_ROOM = 100
@@ -46,7 +46,7 @@ class Voice:
 class Opening:
     """Makes voices for one engine."""
 
-    def __init__(self, stages: Stages, config: EngineConfig) -> None:
+    def __init__(self, stages: BaseStages, config: EngineConfig) -> None:
         self._stages = stages
         self._config = config
         self._rate = stages.info.sample_rate

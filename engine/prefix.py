@@ -11,15 +11,14 @@ from torch import Tensor
 
 from engine.model.codec import CodecDecoder, CodecState
 from engine.model.prompt import Prefix, Reference
-from engine.model.talker import KVCache
 
 
 class PrefixCache:
     """The KV of everything before the first text token, kept per (voice, language, instructions); least recently used prefixes
-    go first. Values are keys and values [layers, kv_heads, rows, head_dim]."""
+    go first. `keys` and `values` are those of all slots, [layers, slots, kv_heads, positions, head_dim]."""
 
-    def __init__(self, cache: KVCache, capacity: int = 64) -> None:
-        self._cache = cache
+    def __init__(self, keys: Tensor, values: Tensor, capacity: int = 64) -> None:
+        self._keys, self._values = keys, values
         self._capacity = capacity
         self._known: OrderedDict[Prefix, tuple[Tensor, Tensor]] = OrderedDict()
 
@@ -32,14 +31,14 @@ class PrefixCache:
             return False
         self._known.move_to_end(prefix)
         keys, values = self._known[prefix]
-        self._cache.keys[:, slot, :, : len(prefix)] = keys
-        self._cache.values[:, slot, :, : len(prefix)] = values
+        self._keys[:, slot, :, : len(prefix)] = keys
+        self._values[:, slot, :, : len(prefix)] = values
         return True
 
     def keep(self, prefix: Prefix, slot: int) -> None:
         """Remember the prefix that has been computed in a slot."""
         rows = len(prefix)
-        self._known[prefix] = self._cache.keys[:, slot, :, :rows].clone(), self._cache.values[:, slot, :, :rows].clone()
+        self._known[prefix] = self._keys[:, slot, :, :rows].clone(), self._values[:, slot, :, :rows].clone()
         if len(self._known) > self._capacity:
             self._known.popitem(last=False)
 

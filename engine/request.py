@@ -35,15 +35,22 @@ class Utterance:
     samples_consumed: int = 0
     speech_ended: bool = False
     """End of speech was drawn, or the frame cap reached."""
+    frames_end: int | None = None
+    """Frames before the end of speech that was drawn."""
+    coming_s: float = 0.0
+    """Audio that launches under way are making."""
+    in_flight: int = 0
+    """Launches under way for it."""
     reason: str = "end"
+    capped: bool = False
     cap_reason: str = "length"
     """Why speech ends where it reaches `max_frames`."""
     text_until: list[int] = field(default_factory=list)
     """Characters eaten up to each text token."""
+    live: bool = field(init=False)
 
-    @property
-    def live(self) -> bool:
-        return self.request.pace == "live"
+    def __post_init__(self) -> None:
+        self.live = self.request.pace == "live"
 
     @property
     def has_sounded(self) -> bool:
@@ -65,7 +72,7 @@ class Utterance:
     @property
     def stalled(self) -> bool:
         """Waiting for text."""
-        return not self.prefill_left and not self.speech_ended and self.frames_issued == self.frames_done and not self.text_ready
+        return not self.text_ready and not self.prefill_left and not self.speech_ended and self.frames_issued == self.frames_done
 
     @property
     def undecoded(self) -> int:
@@ -75,6 +82,13 @@ class Utterance:
     def complete(self) -> bool:
         """Every frame that will ever exist has been decoded."""
         return self.speech_ended and not self.predictor_ready and self.undecoded == 0
+
+    def end_at(self, frames: int) -> None:
+        """End of speech was drawn as token number `frames`; launches made before that was known have gone further."""
+        self.speech_ended, self.capped, self.frames_end = True, False, frames
+        self.frames_issued = min(self.frames_issued, frames)
+        self.frames_done = min(self.frames_done, frames)
+        self.frames_decoded = min(self.frames_decoded, frames)
 
     @property
     def chars_eaten(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -17,14 +18,15 @@ import msgspec
 import torch
 import zmq
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, describe, deterministic, profile
 from engine.errors import EngineUnavailable
+from engine.gpu.device import choose, make_stages
 from engine.loop import EngineLoop
 from engine.messages import Event, decode_address, decode_command, encode, explain
 from engine.model.checkpoint import load_checkpoint
 from engine.model.hub import resolve_model
 from engine.simulate import compare
-from engine.stages import Stages
+from engine.stages import BaseStages, Stages
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +37,27 @@ WATCH_S = 1.0
 GONE_S = 10.0
 
 
-def serve(endpoint: str, model: str | Path, config: EngineConfig, threads: int | None, trace: Path | None) -> None:
+def serve(
+    endpoint: str,
+    model: str | Path,
+    profile_name: str,
+    device_name: str,
+    *,
+    trace: Path | None = None,
+    fixed: bool = False,
+    threads: int | None = None,
+    slots: int | None = None,
+) -> None:
     """Load `model` (a folder, or a name on the hub), warm up, bind `endpoint` and serve until SIGTERM, SIGINT or the parent's end.
-    Raises CheckpointError."""
-    config = config if threads is None else replace(config, threads=threads)
+    `fixed`: launches of one shape; `threads` and `slots` in place of the profile's. Raises CheckpointError and DeviceError."""
+    device = choose(device_name)
+    config = profile(profile_name, device.type)
+    config = replace(config, threads=config.threads if threads is None else threads, slots=config.slots if slots is None else slots)
+    config = deterministic(config) if fixed else config
     torch.set_num_threads(config.threads)
     begin_s = time.monotonic()
-    stages = Stages(load_checkpoint(resolve_model(model)), config)
-    stages.warm_up()
+    stages = make_stages(resolve_model(model), config, device)
+    log.info("profile %s on %s: %s", profile_name, device, describe(config))
     log.info("%s ready in %.1f s: %s", model, time.monotonic() - begin_s, stages.costs.describe())
     run(endpoint, stages, config, trace)
 
@@ -55,7 +70,7 @@ def simulated(model: str | Path, config: EngineConfig, rates: Sequence[float]) -
     return f"{stages.costs.describe()}\n\n{compare(config, stages.costs, rates)}"
 
 
-def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None = None) -> None:
+def run(endpoint: str, stages: BaseStages, config: EngineConfig, trace: Path | None = None) -> None:
     """Serve ready-made stages."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
@@ -67,6 +82,9 @@ def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None 
     socket.bind(endpoint)
     service = Service(socket, stages, config)
     service.loop.rehearse()
+    # What is there now stays: looking through it again and again would hold up launches.
+    gc.collect()
+    gc.freeze()
     if trace is not None:
         service.loop.trace = deque()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,7 +101,7 @@ def run(endpoint: str, stages: Stages, config: EngineConfig, trace: Path | None 
 
 
 class Service:
-    def __init__(self, socket: zmq.Socket[bytes], stages: Stages, config: EngineConfig) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], stages: BaseStages, config: EngineConfig) -> None:
         self.loop = EngineLoop(stages, config, self._send)
         self._socket = socket
         self._gone: set[bytes] = set()

@@ -103,11 +103,20 @@ class Durations:
     def __init__(self, costs: StageCosts) -> None:
         self._costs = costs
 
-    def launch_s(self, launch: Launch) -> float:
+    def launch_s(self, launch: Launch, now_s: float) -> float:
+        """One that begins at `now_s`."""
         return self._costs.estimate(launch.stage, len(launch.rows), launch.frames)
 
     def open_s(self) -> float:
-        """To put one utterance into its slot."""
+        """To put one utterance into its slot while the engine is at work."""
+        return 0.0
+
+    def wire_s(self) -> float:
+        """From client to engine at work, or back."""
+        return 0.0
+
+    def wake_s(self, rest_s: float, now_s: float, opens: bool) -> float:
+        """From the end of a rest of `rest_s`, by a newcomer's sending (`opens`) or the engine's own clock, to the first launch."""
         return 0.0
 
 
@@ -123,8 +132,10 @@ def simulate(
     active: list[tuple[Utterance, Outcome]] = []
     run = Run([outcome for _, outcome in coming], 0.0, 0.0)
     now_s = 0.0
+    rests_from_s: float | None = 0.0
     while coming or waiting or active:
-        while coming and coming[0][0].at_s <= now_s:
+        entered = len(active)
+        while coming and coming[0][0].at_s + (durations.wire_s() if rests_from_s is None else 0.0) <= now_s:
             arrival, outcome = coming.pop(0)
             request = SpeechRequest(pace=arrival.pace)
             u = Utterance(b"", len(active), request, PlaybackClock(SAMPLE_RATE), arrival.frames, arrival.at_s, prefill_left=arrival.prefill)
@@ -133,7 +144,7 @@ def simulate(
             if admission.has_slot(config.slots - len(active), u) and admission.has_room(now_s, [other for other, _ in active], u):
                 waiting.remove((u, outcome))
                 active.append((u, outcome))
-                now_s += durations.open_s()
+                now_s += durations.open_s() if rests_from_s is None else 0.0
             elif now_s - u.arrived_s >= config.longest_wait_s:
                 waiting.remove((u, outcome))
                 outcome.refused = True
@@ -141,15 +152,19 @@ def simulate(
             _give_text(u, outcome.arrival, now_s)
         launch = scheduler.pick(now_s, [u for u, _ in active])
         if launch is None:
+            rests_from_s = now_s if rests_from_s is None else rests_from_s
             now_s = _next_event(scheduler, now_s, coming, waiting, active)
             continue
-        cost_s = durations.launch_s(launch)
+        if rests_from_s is not None:
+            now_s += durations.wake_s(now_s - rests_from_s, now_s, len(active) > entered)
+            rests_from_s = None
+        cost_s = durations.launch_s(launch, now_s)
         now_s += cost_s
         run.busy_s += cost_s
         run.launches.setdefault(launch.stage, []).append(len(launch.rows))
         outcomes = {id(u): outcome for u, outcome in active}
         for u in launch.rows:
-            _retire(u, outcomes[id(u)], launch.stage, launch.frames, now_s)
+            _retire(u, outcomes[id(u)], launch.stage, launch.frames, now_s, durations)
         active = [(u, outcome) for u, outcome in active if not u.complete]
     run.ended_s = now_s
     return run
@@ -178,14 +193,14 @@ def _next_event(
     return max(now_s + 0.0005, min(times))
 
 
-def _retire(u: Utterance, outcome: Outcome, stage: Stage, frames: int, now_s: float) -> None:
+def _retire(u: Utterance, outcome: Outcome, stage: Stage, frames: int, now_s: float, durations: Durations) -> None:
     sounded = u.has_sounded
     if stage is Stage.CODEC and sounded and u.live and (late_s := now_s - u.playback.dry_at(now_s)) > 0:
         outcome.underruns += 1
         outcome.silent_s += late_s
     advance(u, stage, frames, FRAME_SAMPLES, now_s, outcome.arrival.trimmed)
     if u.has_sounded and not sounded:
-        outcome.ttfa_s = now_s - outcome.arrival.at_s
+        outcome.ttfa_s = now_s + durations.wire_s() - outcome.arrival.at_s
     if u.complete:
         outcome.done_s = now_s
 

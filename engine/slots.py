@@ -1,14 +1,44 @@
-"""SlotTable: everything an utterance keeps on the device, pre-allocated, by slot number. Stages read and write it; the host carries slot numbers."""
+"""SlotTable: everything an utterance keeps, pre-allocated, by slot number. Stages read and write it; the host carries slot numbers."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
 from engine.model.codec import CodecState
+from engine.model.config import GenerationDefaults
 from engine.model.talker import KVCache
 from engine.request import Sampling
+
+
+class Slots(Protocol):
+    """What the loop's side of every device's slots is."""
+
+    positions: int
+
+    @property
+    def free(self) -> int: ...
+
+    def take(self) -> int:
+        """A slot in its zero state."""
+        ...
+
+    def begin(self, slot: int, prompt: int, sampling: Sampling, seed: int, may_end: bool) -> None:
+        """How an utterance starts: after `prompt` positions, its parameters, its randomness."""
+        ...
+
+    def write_text(self, slot: int, first: int, ids: list[int]) -> None:
+        """Text tokens of steps `first`.."""
+        ...
+
+    def allow_end(self, slot: int) -> None:
+        """From now on end of speech may be drawn."""
+        ...
+
+    def give_back(self, slot: int) -> None: ...
 
 
 class SlotTable:
@@ -75,20 +105,20 @@ class SlotTable:
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
 
-    def set_sampling(self, slot: int, sampling: Sampling, seed: int) -> None:
-        """Column 0 of each parameter is the Talker's, column 1 the Predictor's."""
-        default = self.generation
+    def begin(self, slot: int, prompt: int, sampling: Sampling, seed: int, may_end: bool) -> None:
+        self.prompt[slot], self.seed[slot], self.may_end[slot] = prompt, seed, may_end
+        row = sampling_row(sampling, self.generation)
+        self.temperature[slot] = torch.tensor(row[0:2])
+        self.top_k[slot] = torch.tensor(row[2:4]).long()
+        self.top_p[slot] = torch.tensor(row[4:6])
+        self.greedy[slot] = torch.tensor(row[6:8]).bool()
+        self.penalty[slot] = row[8]
 
-        def pair(talker: float | None, predictor: float | None, own: float, sub: float) -> tuple[float, float]:
-            return talker if talker is not None else own, predictor if predictor is not None else sub
+    def write_text(self, slot: int, first: int, ids: list[int]) -> None:
+        self.text[slot, first : first + len(ids)] = torch.tensor(ids, dtype=torch.int64)
 
-        s = sampling
-        self.temperature[slot] = torch.tensor(pair(s.temperature, s.predictor_temperature, default.temperature, default.subtalker_temperature))
-        self.top_k[slot] = torch.tensor(pair(s.top_k, s.predictor_top_k, default.top_k, default.subtalker_top_k)).long()
-        self.top_p[slot] = torch.tensor(pair(s.top_p, s.predictor_top_p, default.top_p, default.subtalker_top_p))
-        self.penalty[slot] = s.repetition_penalty if s.repetition_penalty is not None else default.repetition_penalty
-        self.greedy[slot] = torch.tensor((s.greedy or not default.do_sample, s.greedy or not default.subtalker_dosample))
-        self.seed[slot] = seed
+    def allow_end(self, slot: int) -> None:
+        self.may_end[slot] = True
 
     def codec_state(self, rows: Tensor) -> CodecState:
         """The codec state of a launch's rows, gathered."""
@@ -98,3 +128,25 @@ class SlotTable:
         for part, new in zip(self.codec, state.parts, strict=True):
             part[rows] = new
         self.codec_frames[rows] = state.frames
+
+
+def sampling_row(sampling: Sampling, default: GenerationDefaults) -> list[float]:
+    """temperature, top_k, top_p and greedy (0 or 1), each the Talker's and then the Predictor's, then the repetition penalty: ten numbers,
+    the last to spare. What a request leaves out is the checkpoint's."""
+    s = sampling
+
+    def or_else(value: float | None, own: float) -> float:
+        return own if value is None else float(value)
+
+    return [
+        or_else(s.temperature, default.temperature),
+        or_else(s.predictor_temperature, default.subtalker_temperature),
+        or_else(s.top_k, default.top_k),
+        or_else(s.predictor_top_k, default.subtalker_top_k),
+        or_else(s.top_p, default.top_p),
+        or_else(s.predictor_top_p, default.subtalker_top_p),
+        float(s.greedy or not default.do_sample),
+        float(s.greedy or not default.subtalker_dosample),
+        or_else(s.repetition_penalty, default.repetition_penalty),
+        0.0,
+    ]

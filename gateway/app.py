@@ -10,10 +10,12 @@ from pathlib import Path
 from aiohttp import web
 
 from gateway.api import cross_origin, native, operations, speech, tokens
+from gateway.api.attendance import Attendance
+from gateway.api.owner import Owners
 from gateway.auth import Access
 from gateway.config import GatewayConfig
 from gateway.drain import Drain
-from gateway.keys import ACCESS, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, PEERS, REQUESTS, SESSIONS
+from gateway.keys import ACCESS, ATTENDANCE, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, OWNERS, PEERS, REQUESTS, SESSIONS
 from gateway.limits import Callers
 from gateway.metrics import Metrics
 from gateway.pool import EnginePool
@@ -42,10 +44,12 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app[CONFIG] = config
     app[ENGINES] = engines
     app[ACCESS] = Access(config)
+    app[ATTENDANCE] = Attendance(config.stalled_s)
     app[CALLERS] = callers = Callers(config)
     app[SESSIONS] = sessions = Sessions(config, engines)
     app[DRAIN] = Drain(sessions, callers)
-    app[METRICS] = Metrics(sessions, callers, engines)
+    app[OWNERS] = owners = Owners()
+    app[METRICS] = Metrics(sessions, owners, callers, engines)
     app[PEERS] = Peers(config)
     app[REQUESTS] = asyncio.Semaphore(config.max_requests)
     app.on_response_prepare.append(cross_origin.allow)
@@ -97,5 +101,6 @@ async def _hang_up(app: web.Application) -> None:
 
 async def _conversations(app: web.Application) -> AsyncIterator[None]:
     yield
+    await app[OWNERS].close_all()
     await app[SESSIONS].close_all()
     await app[PEERS].close_all()

@@ -39,12 +39,20 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Checkpoint folder; None is the embedded voice."""
     engine: Annotated[str, msgspec.Meta(pattern="^(ipc|tcp)://.+")] | None = None
     """ZeroMQ endpoint of a running engine; None starts one on this machine."""
+    device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """What a started engine computes on: auto is a GPU if there is one that can be used, else the CPU."""
+    profile: Literal["latency", "balanced", "throughput"] = "latency"
+    """Numbers of a started engine: the quickest first sound, the most listeners, or between."""
+    slots: Annotated[int, msgspec.Meta(ge=1, le=65536)] | None = None
+    """Utterances that a started engine makes at once, each with its share of memory; None is the profile's number."""
     engine_start_s: Seconds = 300.0
     """How long an engine may take from its start to its first answer."""
     max_sessions: Count = 200
     max_append_chars: Count = 4000
     max_utterance_chars: Count = 20000
     max_waiting_utterances: Count = 64
+    max_mixed_texts: Count = 8
+    """How many texts of one session may sound at once, with the policy `mix`."""
     max_event_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1 << 20
     """A longer event closes its socket; a text too long for the limits above should still fit, to be told so."""
     encoder_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
@@ -90,6 +98,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many sessions and speech requests one API key, or one address, may open."""
     idle_s: Seconds = 900.0
     """A session that neither gets text nor speaks for so long is closed."""
+    resume_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """How long a session whose WebSocket has broken lives on for its client to come back; 0: not at all."""
     drain_s: Seconds = 25.0
     """After SIGTERM, how long what is being spoken may go on."""
     log_format: Literal["text", "json"] = "text"

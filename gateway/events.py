@@ -16,6 +16,8 @@ from gateway.rtc.turn import IceServer
 
 AudioFormat = Literal["pcm_s16le", "webrtc"]
 Pace = Literal["live", "file"]
+Policy = Literal["queue", "replace", "mix"]
+Listeners = Literal["replace", "refuse"]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
@@ -37,13 +39,19 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class SessionUpdate(msgspec.Struct, frozen=True, tag="session.update"):
-    """Set up the session, or change it from the next utterance on. Fields left out keep their value."""
+    """Set up the session, or change it from the next utterance on. Fields left out keep their value.
+
+    `policy`: what a new text (the first, and each after a text.end) does to what is being spoken. queue: it waits for its end; replace: it
+    takes its place, as with `interrupt`; mix: it sounds at once with it, to a WebRTC listener. `listeners`: what a WebRTC listener does
+    that comes while another is there: it takes its place, or is refused."""
 
     voice: str | None = None
     language: str | None = None
     instructions: str | None = None
     audio: Audio | None = None
     text: Text | None = None
+    policy: Policy | None = None
+    listeners: Listeners | None = None
 
 
 class TextAppend(msgspec.Struct, frozen=True, tag="text.append"):
@@ -62,9 +70,19 @@ class TextEnd(msgspec.Struct, frozen=True, tag="text.end"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stop speaking: the given utterance and all later ones, or everything. One that is over already is left alone."""
+    """Stop speaking: the given utterance and all later ones, or everything. With the policy `mix`, the given utterance and the rest of its
+    text. One that is over already is left alone."""
 
     utterance: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class Played(msgspec.Struct, frozen=True, tag="playback"):
+    """How far a listener of PCM has played `utterance`, and what it has in hand behind that, a few times a second. Until the next one it is
+    taken to play on, or to stand still if it says the same again."""
+
+    utterance: Annotated[int, msgspec.Meta(ge=1)]
+    played_ms: NotNegative
+    buffered_ms: NotNegative = 0.0
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -90,8 +108,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 ListenerEvent = Stats | Ping
 """What somebody who only listens may send, on the data channel."""
-ClientEvent = SessionUpdate | TextAppend | TextFlush | TextEnd | Cancel | Ping
-CLIENT_EVENTS = (SessionUpdate, TextAppend, TextFlush, TextEnd, Cancel, Ping)
+ClientEvent = SessionUpdate | TextAppend | TextFlush | TextEnd | Cancel | Played | Ping
+CLIENT_EVENTS = (SessionUpdate, TextAppend, TextFlush, TextEnd, Cancel, Played, Ping)
 LISTENER_EVENTS = (Stats, Ping)
 
 
@@ -100,12 +118,22 @@ LISTENER_EVENTS = (Stats, Ping)
 
 class SessionCreated(msgspec.Struct, frozen=True, tag="session.created"):
     """The first event. Whoever has `token` may listen to this session by posting an offer to `whep`; `ice_servers` is what its
-    RTCPeerConnection needs to get through to the gateway."""
+    RTCPeerConnection needs to get through to the gateway. Whoever has `resume` may take it over when its WebSocket has broken; that is for
+    its owner alone."""
 
     session: str
     token: str
+    resume: str
     whep: str
     ice_servers: list[IceServer]
+
+
+class SessionResumed(msgspec.Struct, frozen=True, tag="session.resumed"):
+    """The first event on a socket that takes the session over. `received`: how many of the client's messages were acted on, over all sockets;
+    those behind are to be sent again. Then comes what the client did not get."""
+
+    session: str
+    received: int
 
 
 class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
@@ -113,8 +141,11 @@ class SessionUpdated(msgspec.Struct, frozen=True, tag="session.updated"):
 
     voice: str | None
     language: str
+    instructions: str
     audio: Audio
     text: Text
+    policy: Policy
+    listeners: Listeners
     voices: list[str]
     languages: list[str]
 
@@ -184,7 +215,18 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """The answer to `ping`."""
 
 
-ServerEvent = SessionCreated | SessionUpdated | UtteranceStarted | UtteranceProgress | UtteranceDone | UtteranceCancelled | Playback | Error | Pong
+ServerEvent = (
+    SessionCreated
+    | SessionResumed
+    | SessionUpdated
+    | UtteranceStarted
+    | UtteranceProgress
+    | UtteranceDone
+    | UtteranceCancelled
+    | Playback
+    | Error
+    | Pong
+)
 
 
 class EventError(Exception):
@@ -208,6 +250,7 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _listener_decoder: msgspec.json.Decoder[ListenerEvent] = msgspec.json.Decoder(ListenerEvent)
 _tag_decoder = msgspec.json.Decoder(_Tag)
+_CHOICES = {"audio.format": AudioFormat, "audio.pace": Pace, "policy": Policy, "listeners": Listeners}
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
@@ -268,7 +311,6 @@ def _explain(message: str, error: msgspec.ValidationError, events: Iterable[type
     known = _tags(events)
     if name not in known:
         return EventError("unknown_event", f"no event is called {name[:60]!r}; known: {', '.join(known)}")
-    # The two choices there are.
-    choices = get_args(Pace) if "audio.pace" in str(error) else get_args(AudioFormat)
+    choices = next((get_args(kind) for field, kind in _CHOICES.items() if f"$.{field}`" in str(error)), ())
     valid = f"; valid: {', '.join(choices)}" if "enum value" in str(error) else ""
     return EventError("invalid_event", f"{name}: {str(error).replace('`$.', '`')}{valid}")

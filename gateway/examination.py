@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +18,8 @@ import aiohttp
 from aioice import stun
 
 from engine import AudioChunk, CheckpointError, EngineError, EngineInfo, SpeechRequest, checkup
-from engine.config import LATENCY
+from engine.config import profile
+from engine.errors import DeviceError
 from engine.finding import Finding
 from engine.model.hub import resolve_model
 from gateway.config import GatewayConfig, is_loopback
@@ -44,9 +46,14 @@ async def findings(config: GatewayConfig) -> AsyncIterator[Finding]:
     if config.engine is None:
         try:
             folder = EMBEDDED if config.model is None else resolve_model(config.model)
-            model = await asyncio.to_thread(checkup.model_fits, folder, LATENCY, "cpu")
+            device = await asyncio.to_thread(checkup.device, config.device)
+            numbers = profile(config.profile, device.partition(":")[0])
+            numbers = numbers if config.slots is None else replace(numbers, slots=config.slots)
+            model = await asyncio.to_thread(checkup.model_fits, folder, numbers, device)
         except CheckpointError as error:
             model = Finding("broken", "model", str(error))
+        except DeviceError as error:
+            model = Finding("broken", "device", str(error))
         yield model
         if model.state != "broken":
             yield await _speech(with_model(config))

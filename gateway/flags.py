@@ -17,6 +17,9 @@ FLAGS = {
     "public-url": "where clients reach this gateway, if it is behind a proxy",
     "model": "checkpoint folder, or a name such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice to download (without it: the embedded voice)",
     "engine": "ZeroMQ endpoint of a running engine (without it: one is started)",
+    "device": "auto, cpu, cuda or cuda:N, for the engine that is started",
+    "profile": "latency, balanced or throughput",
+    "slots": "utterances at once",
     "max-sessions": "how many sessions may be open at once",
     "log-format": "text, or json for a log store",
 }

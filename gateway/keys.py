@@ -6,6 +6,8 @@ import asyncio
 
 from aiohttp import web
 
+from gateway.api.attendance import Attendance
+from gateway.api.owner import Owners
 from gateway.auth import Access
 from gateway.config import GatewayConfig
 from gateway.drain import Drain
@@ -20,8 +22,10 @@ ENGINES = web.AppKey("engines", EnginePool)
 SESSIONS = web.AppKey("sessions", Sessions)
 REQUESTS = web.AppKey("requests", asyncio.Semaphore)
 """Room for HTTP speech requests."""
+ATTENDANCE = web.AppKey("attendance", Attendance)
 ACCESS = web.AppKey("access", Access)
 CALLERS = web.AppKey("callers", Callers)
 DRAIN = web.AppKey("drain", Drain)
 METRICS = web.AppKey("metrics", Metrics)
+OWNERS = web.AppKey("owners", Owners)
 PEERS = web.AppKey("peers", Peers)

@@ -29,12 +29,20 @@ class Openings(Protocol):
         """Sessions and requests open now."""
 
 
+class Absent(Protocol):
+    """Who counts the sessions that wait for their clients (gateway.api.owner.Owners)."""
+
+    @property
+    def waiting(self) -> int:
+        """Sessions whose client has no socket just now."""
+
+
 class Metrics:
     """One gateway's."""
 
-    def __init__(self, sessions: Sessions, openings: Openings, engines: EnginePool) -> None:
+    def __init__(self, sessions: Sessions, absent: Absent, openings: Openings, engines: EnginePool) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_State(sessions, openings, engines))
+        self._registry.register(_State(sessions, absent, openings, engines))
         self._ttfa = Histogram(
             "vivavoce_ttfa_seconds",
             "From when an utterance could first be spoken to when its first audio left",
@@ -100,8 +108,9 @@ class HeardGaps:
 
 
 class _State(Collector):
-    def __init__(self, sessions: Sessions, openings: Openings, engines: EnginePool) -> None:
+    def __init__(self, sessions: Sessions, absent: Absent, openings: Openings, engines: EnginePool) -> None:
         self._sessions = sessions
+        self._absent = absent
         self._openings = openings
         self._engines = engines
 
@@ -109,6 +118,8 @@ class _State(Collector):
         """See Collector."""
         sessions, engines = self._sessions, self._engines
         yield GaugeMetricFamily("vivavoce_sessions", "Sessions open now", value=sessions.count)
+        what = "Sessions, of those, whose client's socket has broken and that wait for it"
+        yield GaugeMetricFamily("vivavoce_sessions_waiting", what, value=self._absent.waiting)
         yield GaugeMetricFamily("vivavoce_open", "Sessions and speech requests open now", value=self._openings.open)
         yield GaugeMetricFamily("vivavoce_listeners", "WebRTC listeners attached now", value=sessions.listeners)
         gaps = CounterMetricFamily("vivavoce_underruns", "Times a WebRTC listener ran dry in mid-utterance, by who was late", labels=["late"])

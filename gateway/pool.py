@@ -128,6 +128,10 @@ class EnginePool:
 
     async def _start_process(self, endpoint: str) -> asyncio.subprocess.Process:
         command = [*self._command, "--endpoint", endpoint]
+        usual = GatewayConfig()
+        for name in ("device", "profile", "slots"):
+            if (value := getattr(self._config, name)) != getattr(usual, name):
+                command += [f"--{name}", str(value)]
         if self._config.model is not None:
             command += ["--model", self._config.model]
         if self._config.log_format != "text":

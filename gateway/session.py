@@ -1,18 +1,16 @@
-"""Session: text in, utterances one after another, audio out, barge-in.
-
-The engine makes one utterance at a time; the next begins when the engine is done with it, and its audio queues behind, so that
-no gap arises. Everything here runs on the event loop; only `_make` and `_report` wait."""
+"""Session: text in, utterances one after another or at once, audio out, barge-in. Everything here runs on the event loop; only `_report`
+waits, and the strands' making."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections.abc import Coroutine
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import Any, Protocol
 
-from engine import WENT_WRONG, AudioChunk, Done, EngineError, SpeechRequest, Started
+from engine import EngineError, EngineUtterance, SpeechRequest
 from gateway.config import GatewayConfig
 from gateway.events import (
     Cancel,
@@ -21,6 +19,7 @@ from gateway.events import (
     EventError,
     Ping,
     Playback,
+    Played,
     Pong,
     ServerEvent,
     SessionUpdate,
@@ -33,7 +32,6 @@ from gateway.events import (
     UtteranceStarted,
 )
 from gateway.filter import TextFilter, Verbatim
-from gateway.logs import UTTERANCE
 from gateway.media.line import Line, OpusLine
 from gateway.media.opus import RATE
 from gateway.media.pcm import AudioSocket, PcmLine
@@ -43,6 +41,7 @@ from gateway.rtc.peer import Peer
 from gateway.script import Script
 from gateway.sender import TextRate
 from gateway.settings import Settings
+from gateway.strand import Strand
 from gateway.surrogates import Halves
 from gateway.text import Cleaner
 from gateway.utterance import Utterance
@@ -76,7 +75,7 @@ class Session:
         self._engines = engines
         self._socket = socket
         self._pcm = PcmLine(self, socket)
-        self._line: Line = self._pcm
+        self.line: Line = self._pcm
         self._settings: Settings | None = None
         self._rate = TextRate()
         self._halves = Halves()
@@ -87,15 +86,12 @@ class Session:
         """What was said last of how the listener's playback is known."""
         self._open: Utterance | None = None
         """Takes text now."""
-        self._waiting: deque[Utterance] = deque()
-        """Not begun by the engine."""
-        self._live: list[Utterance] = []
-        """Begun by the engine and not heard to the end."""
-        self._making: Utterance | None = None
-        self._maker: asyncio.Task[None] | None = None
+        self._strand = Strand(self)
+        """The one that text goes to."""
+        self._strands = [self._strand]
         self._tasks: set[asyncio.Task[None]] = set()
         self._sounding = asyncio.Event()
-        self._own(asyncio.create_task(self._report(), name=f"report-{ident}"))
+        self.own(self._report(), f"report-{ident}")
 
     # Events from the client
 
@@ -123,19 +119,38 @@ class Session:
                 self._cancel(utterance, now_s)
             case SessionUpdate():
                 self._update(event)
+            case Played(utterance, played_ms, buffered_ms):
+                self._played(utterance, played_ms / 1000, buffered_ms / 1000, now_s)
             case Ping():
                 self._socket.event(Pong())
 
     def _update(self, update: SessionUpdate) -> None:
         settings = (self._settings or Settings.initial(self._engines.info)).updated(update, self._engines.info, self._config.max_append_chars)
         line: Line = self.media if settings.audio.format == "webrtc" else self._pcm
-        if line is not self._line:
-            if self._waiting or any(not utterance.sent for utterance in self._live):
-                raise EventError("session_busy", "the audio format can change only while nothing is being spoken", retryable=True)
-            for utterance in list(self._live):
+        mixes = settings.policy == "mix"
+        if line is not self.line or mixes is not (self._settings is not None and self._settings.policy == "mix"):
+            if any(strand.waiting for strand in self._strands) or any(not utterance.sent for utterance in self._live):
+                what = "the audio format, and whether utterances mix, can change only while nothing is being spoken; wait for utterance.done"
+                raise EventError("session_busy", what, retryable=True)
+            for utterance in self._live:
                 self._forget(utterance)
-        self._line, self._settings = line, settings
+            self.media.mix(mixes)
+        self.line, self._settings = line, settings
         self._socket.event(settings.event(self._engines.info))
+
+    def _played(self, number: int, played_s: float, buffered_s: float, now_s: float) -> None:
+        if self.line is not self._pcm:
+            raise EventError("not_allowed", "playback: a WebRTC listener reports on its data channel; this is for audio.format pcm_s16le")
+        if number > self._count:
+            raise EventError("invalid_event", f"playback: utterance: none has the number {number} yet; they count from 1")
+        self._pcm.playout.report(number, round(played_s * RATE), buffered_s, now_s)
+        for utterance in self._live:
+            self._tell_engine(utterance, now_s)
+
+    @property
+    def refuses_listeners(self) -> bool:
+        """Whether one that comes while another is there has to go."""
+        return self._settings is not None and self._settings.listeners == "refuse"
 
     def _configured(self) -> Settings:
         if self._settings is None:
@@ -144,6 +159,8 @@ class Session:
 
     def _append(self, text: str, now_s: float) -> None:
         settings = self._configured()
+        if text and self._filter is None and settings.policy == "replace":
+            self._cancel(None, now_s)
         text, left_out = self._halves.join(text)
         self._report_half(left_out)
         if not text:
@@ -154,14 +171,25 @@ class Session:
         limit = min(self._config.max_utterance_chars, self._engines.info.max_text_chars)
         if len(text) + (len(self._open.text) if self._open else 0) > limit:
             raise EventError("text_too_long", f"text: an utterance may have {limit} characters; send text.end to begin the next")
-        if self._open is None and len(self._waiting) >= self._config.max_waiting_utterances:
-            raise EventError("too_many_utterances", f"{len(self._waiting)} utterances are waiting already", retryable=True)
-        self.media.rouse(now_s)
         if self._open is None:
-            self._open = Utterance(Script(self._text_filter(settings)), settings, now_s)
-            self._waiting.append(self._open)
+            self._begin(settings, now_s)
+        assert self._open is not None
+        self.media.rouse(now_s)
         self._rate.append(self._open.append(text, now_s), now_s)
         self._make_next()
+
+    def _begin(self, settings: Settings, now_s: float) -> None:
+        """Open an utterance for text. Raises EventError."""
+        if settings.policy == "mix" and self._filter is None and self._strand.busy:
+            if len(self._strands) >= self._config.max_mixed_texts:
+                what = f"{len(self._strands)} texts sound or wait already; wait for utterance.done, or raise max_mixed_texts"
+                raise EventError("too_many_utterances", what, retryable=True)
+            self._strand = Strand(self)
+            self._strands.append(self._strand)
+        if len(self._strand.waiting) >= self._config.max_waiting_utterances:
+            raise EventError("too_many_utterances", f"{len(self._strand.waiting)} utterances are waiting already", retryable=True)
+        self._open = Utterance(Script(self._text_filter(settings)), settings, now_s)
+        self._strand.waiting.append(self._open)
 
     def _text_filter(self, settings: Settings) -> TextFilter:
         kind = Cleaner if settings.text.clean else Verbatim
@@ -183,129 +211,96 @@ class Session:
             self._make_next()
 
     def _cancel(self, first: int | None, now_s: float) -> None:
+        strands = self._strands
+        if first is not None and self._configured().policy == "mix":
+            # Of what sounds at once, one text alone.
+            strands = [strand for strand in strands if any(utterance.number == first for utterance in strand.live)]
         first = first or 1
-        doomed = [utterance for utterance in self._live if utterance.number >= first and not self._heard_out(utterance, now_s)]
+        doomed = [utterance for strand in strands for utterance in strand.live if utterance.number >= first and not self._heard_out(utterance, now_s)]
         if not doomed and first > 1:
             return
-        self._waiting.clear()
-        if self._open is not None and (self._open.number == 0 or self._open in doomed):
-            self._open = None
-        if self._open is None:
-            self._filter = None
-            self._halves.drop()
+        if self._strand in strands:
+            if self._open is not None and (self._open.number == 0 or self._open in doomed):
+                self._open = None
+            if self._open is None:
+                self._filter = None
+                self._halves.drop()
+        for strand in strands:
+            strand.waiting.clear()
+            if strand.making in doomed:
+                strand.stop()
         if not doomed:
             return
-        if self._making in doomed and self._maker is not None:
-            self._maker.cancel()
-            self._making = self._maker = None
-        heard = {utterance.number: self._line.playout.heard(utterance.number, now_s) for utterance in doomed}
-        self._line.drop(doomed[0].number, now_s)
+        heard = {utterance.number: self.line.playout.heard(utterance.number, now_s) for utterance in doomed}
+        self.line.drop(heard.keys(), now_s)
         for utterance in doomed:
             if utterance.engine is not None:
                 utterance.engine.cancel()
             self._forget(utterance)
             samples = heard[utterance.number]
             text = utterance.text[: utterance.heard_chars(samples)]
-            self._tell(UtteranceCancelled(utterance.number, _ms(samples), text, self._line.playout.measured(now_s)))
+            self._tell(UtteranceCancelled(utterance.number, _ms(samples), text, self.line.playout.measured(now_s)))
 
-    def _leave_unheard(self) -> None:
+    def _leave_unheard(self, strand: Strand) -> None:
         """Nobody listens any more, so the engine's place is for others. What was not heard is made again for whoever comes."""
-        utterance, maker = self._making, self._maker
-        if utterance is None or maker is None or utterance.engine is None or utterance.reason is not None:
+        utterance = strand.making
+        if utterance is None or utterance.engine is None or utterance.reason is not None:
             return
         log.info("session %s: utterance %d has nobody to hear it", self.ident, utterance.number)
         now_s = time.monotonic()
-        maker.cancel()
-        self._making = self._maker = None
+        strand.stop()
         utterance.engine.cancel()
-        heard = self._line.playout.heard(utterance.number, now_s)
-        self._line.drop(utterance.number, now_s)
-        self._carry_over(utterance, utterance.leave(heard))
+        heard = self.line.playout.heard(utterance.number, now_s)
+        self.line.drop({utterance.number}, now_s)
+        strand.carry_over(utterance, utterance.leave(heard))
         self._forget(utterance)
         if utterance.started:
             self._tell(UtteranceDone(utterance.number, "unheard", _ms(heard), utterance.text))
-        else:
+        elif utterance.number == self._count:
             self._count -= 1
 
-    # From text to audio
-
     def _make_next(self) -> None:
-        """Give the engine the next utterance, if it is free and there is one. Text with nobody to hear it waits here: in the
-        engine it would hold a place that others need."""
-        if self._line is self.media and (not self.media.attached or self._deserted(time.monotonic())):
-            return
-        if self._maker is not None or not self._waiting or (self._waiting[0].blank and not self._waiting[0].complete):
-            return
-        utterance = self._waiting.popleft()
+        for strand in list(self._strands):
+            strand.make_next()
+
+    # From the strands (gateway.strand.Stage)
+
+    @property
+    def heard(self) -> bool:
+        """See Stage."""
+        return self.line is not self.media or (self.media.attached and not self._deserted(time.monotonic()))
+
+    def begins(self, utterance: Utterance) -> None:
+        """See Stage."""
         self._count += 1
         utterance.number = self._count
-        self._live.append(utterance)
         self._sounding.set()
-        self._making = utterance
-        self._maker = self._own(asyncio.create_task(self._make(utterance), name=f"make-{self.ident}-{utterance.number}"))
 
-    async def _make(self, utterance: Utterance) -> None:
-        UTTERANCE.set(utterance.number)
-        try:
-            try:
-                await self._speak(utterance)
-            except EngineError as error:
-                self._fail(utterance, Error(error.code, str(error), error.retryable, utterance.number))
-            await self._line.end(utterance.number)
-        except Exception:
-            # A defect of ours must not end the session in silence.
-            log.exception("session %s: utterance %d failed", self.ident, utterance.number)
-            now_s = time.monotonic()
-            self._line.drop(utterance.number, now_s)
-            self._fail(utterance, Error("internal_error", "the utterance failed inside the gateway", True, utterance.number))
-            self.audio_sent(utterance.number, now_s)
-        self._making = self._maker = None
-        self._make_next()
-
-    async def _speak(self, utterance: Utterance) -> None:
-        if utterance.blank:
-            utterance.reason = "empty"
-            return
+    def open_engine(self, utterance: Utterance) -> EngineUtterance:
+        """See Stage."""
         settings = utterance.settings
-        request = SpeechRequest(settings.voice, settings.language, settings.instructions, pace=settings.audio.pace, text_rate=self._rate.chars_per_s)
-        engine = self._engines.open(request)
-        utterance.begin(engine)
-        begun_s = time.monotonic()
-        tap = Tap(self._config.tap, self.ident, utterance.number) if self._config.tap else None
-        async for event in engine:
-            match event:
-                case Started():
-                    utterance.speakable_s = max(utterance.last_text_s, begun_s)
-                case AudioChunk():
-                    utterance.chunk(event)
-                    if tap is not None:
-                        tap.add(event.pcm)
-                    await self._line.write(utterance.number, event.pcm)
-                case Done():
-                    if event.reason in WENT_WRONG:
-                        what = f"the voice went wrong ({event.reason}) and was stopped; the last words of this utterance may not have been said"
-                        self._socket.event(Error("speech_broken_off", f"{what}; send them again", True, utterance.number))
-                    self._carry_over(utterance, utterance.done(event))
-        if tap is not None:
-            await asyncio.to_thread(tap.save)
+        rate = self._rate.chars_per_s
+        return self._engines.open(SpeechRequest(settings.voice, settings.language, settings.instructions, pace=settings.audio.pace, text_rate=rate))
 
-    def _carry_over(self, utterance: Utterance, left: Script | None) -> None:
-        """The engine is done with `utterance`; text it left unspoken begins the next one."""
-        was_open = self._open is utterance
-        if was_open:
-            self._open = None
-        if left is not None:
-            following = Utterance(left, utterance.settings, utterance.last_text_s)
-            following.complete = utterance.complete
-            self._waiting.appendleft(following)
-            if was_open:
-                self._open = following
+    def tap(self, utterance: Utterance) -> Tap | None:
+        """See Stage."""
+        return Tap(self._config.tap, self.ident, utterance.number) if self._config.tap else None
 
-    def _fail(self, utterance: Utterance, error: Error) -> None:
-        utterance.reason = "error"
+    def followed(self, utterance: Utterance, following: Utterance | None) -> None:
+        """See Stage."""
         if self._open is utterance:
-            self._open = None
+            self._open = following
+
+    def failed(self, error: Error) -> None:
+        """See Stage."""
         self._socket.event(error)
+
+    def own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """See Stage."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
 
     # From the line (gateway.media.line.LineEvents)
 
@@ -335,9 +330,10 @@ class Session:
             await asyncio.sleep(REPORT_EVERY_S)
             now_s = time.monotonic()
             if self._deserted(now_s):
-                self._leave_unheard()
+                for strand in self._strands:
+                    self._leave_unheard(strand)
             self._tell_playback(now_s)
-            for utterance in list(self._live):
+            for utterance in self._live:
                 heard = self._tell_engine(utterance, now_s)
                 if utterance.sent:
                     if self._heard_out(utterance, now_s):
@@ -349,7 +345,7 @@ class Session:
                 self._sounding.clear()
 
     def _tell_engine(self, utterance: Utterance, now_s: float) -> int:
-        playout = self._line.playout
+        playout = self.line.playout
         heard = playout.heard(utterance.number, now_s)
         if utterance.engine is not None:
             utterance.engine.playback(heard, playout.playing(utterance.number, now_s), playout.measured(now_s))
@@ -360,51 +356,54 @@ class Session:
         speaking = next((utterance for utterance in self._live if utterance.started and not self._heard_out(utterance, now_s)), None)
         if speaking is None:
             return
-        playout = self._line.playout
+        playout = self.line.playout
         buffered_s = playout.buffered_s(now_s)
         measured = playout.measured(now_s)
         if measured is not self._measured:
             self._measured = measured
             log.info("session %s: playback is %s", self.ident, "measured by the listener's reports" if measured else "estimated: no reports")
-        concealed_s = self.listener.feedback.concealed_s if self.listener is not None and self._line is self.media else 0.0
-        dry_in_s = buffered_s + self._line.queued_s
+        concealed_s = self.listener.feedback.concealed_s if self.listener is not None and self.line is self.media else 0.0
+        dry_in_s = playout.unplayed_s(now_s) + self.line.queued_s
         self._tell(Playback(speaking.number, round(buffered_s * 1000), round(dry_in_s * 1000), round(concealed_s * 1000), measured))
 
     def _tell(self, event: ServerEvent) -> None:
         """To the client, and to whoever listens."""
         self._socket.event(event)
-        if self.listener is not None and self._line is self.media:
+        if self.listener is not None and self.line is self.media:
             self.listener.event(event)
 
     def _deserted(self, now_s: float) -> bool:
         """Whether there has been nobody to hear for too long."""
-        return self._line is self.media and self.media.unheard_for(now_s) >= self._config.unheard_s
+        return self.line is self.media and self.media.unheard_for(now_s) >= self._config.unheard_s
 
     def _heard_out(self, utterance: Utterance, now_s: float) -> bool:
         """Whether it is over for its listener too, but for a last moment on the way."""
-        playout = self._line.playout
+        playout = self.line.playout
         left = utterance.samples - playout.heard(utterance.number, now_s)
         return utterance.sent and (left <= LAST_MOMENT_S * RATE or playout.dry(now_s))
 
+    @property
+    def _live(self) -> list[Utterance]:
+        """Begun by the engine and not heard to the end."""
+        return [utterance for strand in self._strands for utterance in strand.live]
+
     def _forget(self, utterance: Utterance) -> None:
-        self._live.remove(utterance)
-        self._line.playout.forget(utterance.number)
+        for strand in self._strands:
+            if utterance in strand.live:
+                strand.live.remove(utterance)
+        self._strands = [strand for strand in self._strands if strand.busy or strand is self._strand]
+        self.line.playout.forget(utterance.number)
 
     # Lifetime
 
     @property
     def busy(self) -> bool:
         """Whether something is being spoken, or waits to be."""
-        return bool(self._waiting or self._live)
+        return any(strand.busy for strand in self._strands)
 
     def hang_up(self) -> None:
         """Ask the client to go, for the gateway is stopping."""
         self._socket.hang_up()
-
-    def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -417,7 +416,8 @@ class Session:
         for utterance in self._live:
             if utterance.engine is not None:
                 utterance.engine.cancel()
-        self._waiting.clear()
+        for strand in self._strands:
+            strand.waiting.clear()
         if self.listener is not None:
             self.listener.dismiss()
         tasks = list(self._tasks)

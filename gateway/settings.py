@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine import EngineInfo
-from gateway.events import Audio, EventError, SessionUpdate, SessionUpdated, Text
+from gateway.events import Audio, EventError, Listeners, Policy, SessionUpdate, SessionUpdated, Text
 
 AUTO_LANGUAGE = "auto"
 
@@ -18,6 +18,8 @@ class Settings(msgspec.Struct, frozen=True):
     instructions: str
     audio: Audio
     text: Text = Text(clean=True)
+    policy: Policy = "queue"
+    listeners: Listeners = "replace"
 
     @classmethod
     def initial(cls, info: EngineInfo) -> Settings:
@@ -31,13 +33,18 @@ class Settings(msgspec.Struct, frozen=True):
             raise EventError("text_too_long", f"instructions: at most {max_chars} characters, these have {len(instructions)}; shorten them")
         if update.audio is not None and (update.audio.format, update.audio.pace) == ("webrtc", "file"):
             raise EventError("invalid_event", "audio.pace: file is for pcm_s16le; a WebRTC listener hears at the pace of time, leave it out")
+        audio, policy = update.audio or self.audio, update.policy or self.policy
+        if policy == "mix" and audio.format != "webrtc":
+            what = "policy: mix sums what sounds at once for a WebRTC listener; set audio.format to webrtc, or choose queue or replace"
+            raise EventError("invalid_event", what)
         voice = self.voice if update.voice is None else listed_voice(update.voice, info)
         language = self.language if update.language is None else listed_language(update.language, info)
-        return Settings(voice, language, instructions, update.audio or self.audio, update.text or self.text)
+        return Settings(voice, language, instructions, audio, update.text or self.text, policy, update.listeners or self.listeners)
 
     def event(self, info: EngineInfo) -> SessionUpdated:
         """What the client is told."""
-        return SessionUpdated(self.voice, self.language, self.audio, self.text, info.voices, _languages(info))
+        own = (self.voice, self.language, self.instructions, self.audio, self.text, self.policy, self.listeners)
+        return SessionUpdated(*own, info.voices, _languages(info))
 
 
 def listed_voice(name: str, info: EngineInfo) -> str:

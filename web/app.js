@@ -75,6 +75,7 @@ function listen(session) {
   });
   session.on("cancelled", ({ utterance }) => authored?.has(utterance) && tellAuthor());
   session.on("error", ({ error }) => showProblem(error));
+  for (const type of ["reconnecting", "reconnected"]) session.on(type, ({ what }) => journal.add(type, what));
   for (const type of ["text", "started", "done", "cancelled"]) session.on(type, tidyUp);
 }
 

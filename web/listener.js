@@ -6,6 +6,7 @@ import { inbound, Reports, ticksPast } from "./reports.js";
 const MOST_TARGET_MS = 4000; // by the standard
 const PACKET_TICKS = 960;
 const UNMUTE_LOOK_MS = 5;
+const BROKEN_MS = 1500; // without a sign of the gateway, on top of the seconds after which the browser says so
 const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
 
 /** Receives a session's speech over WebRTC. Make it, `prepare` it while the WebSocket is still opening, then `connect`. */
@@ -31,6 +32,9 @@ export class Listener {
   #resource;
   #token = "";
   #up = false;
+  #brokenTimer = 0;
+  /** Utterances that have started and are not over. @type {Set<number>} */
+  #sounding = new Set();
 
   /** @param {HTMLAudioElement | null} audio where to play; null: the caller plays `stream` itself
    *  @param {RTCConfiguration} [configuration] */
@@ -57,11 +61,20 @@ export class Listener {
     await this.#peer.setLocalDescription(await this.#peer.createOffer({ iceRestart: true }));
   }
 
+  /** Where it was on its connection, for the listener that takes its place here. @type {{former: string, played: number | null} | undefined} */
+  get place() {
+    const former = this.#resource?.pathname.split("/").at(-1);
+    return former ? { former, played: this.#reports.lastRtpTime } : undefined;
+  }
+
   /** Posts the offer and waits until sound can arrive.
-   * @param {string} whep @param {string} token @param {AbortSignal} signal */
-  async connect(whep, token, signal) {
+   * @param {string} whep @param {string} token @param {AbortSignal} signal
+   * @param {{former: string, played: number | null}} [place] of a listener here that has lost its connection: goes on behind it */
+  async connect(whep, token, signal, place) {
     this.#token = token;
     const headers = { "content-type": "application/sdp", authorization: `Bearer ${token}` };
+    if (place) headers["vivavoce-former-listener"] = place.former;
+    if (place && place.played !== null) headers["vivavoce-played-rtp-time"] = `${place.played}`;
     const canHold = "jitterBufferTarget" in this.#receiver;
     const answer = await fetch(whep, {
       method: "POST",
@@ -129,6 +142,7 @@ export class Listener {
   close({ tell = true } = {}) {
     this.#up = false;
     clearTimeout(this.#unmuteTimer);
+    clearTimeout(this.#brokenTimer);
     this.#closing.abort();
     this.#reports.close();
     this.#peer.close();
@@ -147,8 +161,11 @@ export class Listener {
 
   /** @param {any} event */
   #follow(event) {
+    if (event.type === "utterance.started") this.#sounding.add(event.utterance);
+    if (event.type === "utterance.done" || event.type === "utterance.cancelled") this.#sounding.delete(event.utterance);
     if (!this.follows) return;
-    if (event.type === "utterance.cancelled") this.mute();
+    // What sounds at once with it, or waits behind it, is not silenced with it.
+    if (event.type === "utterance.cancelled" && !this.#sounding.size) this.mute();
     if (event.type === "utterance.started") this.unmuteAt(event.rtp_time);
   }
 
@@ -178,6 +195,13 @@ export class Listener {
     } else if (this.#peer.connectionState === "failed") {
       this.#up = false;
       this.onlost(webrtcFailed());
+    }
+    clearTimeout(this.#brokenTimer);
+    if (this.#up && this.#peer.connectionState === "disconnected") {
+      this.#brokenTimer = setTimeout(() => {
+        this.#up = false;
+        this.onlost(webrtcFailed());
+      }, BROKEN_MS);
     }
   }
 }

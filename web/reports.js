@@ -19,6 +19,8 @@ export class Reports {
   /** @type {number | null} */
   #rttMs = null;
   #delay = { sum: 0, count: 0 };
+  /** @type {number | null} */
+  #lastRtpTime = null;
 
   /** @param {RTCPeerConnection} peer @param {RTCRtpReceiver} receiver @param {() => boolean} paused whether nobody hears what is played */
   constructor(peer, receiver, paused) {
@@ -34,7 +36,13 @@ export class Reports {
   get playhead() {
     const source = this.#receiver.getSynchronizationSources()[0];
     if (!source) return null;
+    this.#lastRtpTime = source.rtpTimestamp;
     return { rtpTime: source.rtpTimestamp, ageMs: Math.max(0, performance.timeOrigin + performance.now() - source.timestamp) };
+  }
+
+  /** The RTP timestamp of the packet that was played last, long ago or now; null: none was. */
+  get lastRtpTime() {
+    return this.playhead?.rtpTime ?? this.#lastRtpTime;
   }
 
   close() {

@@ -28,6 +28,8 @@ export class Tap {
 
   #context;
   #module;
+  /** @type {AudioNode | null} */
+  #source = null;
   #clockOffset = Infinity; // performance.now() minus context time, from the promptest message so far
 
   /** Call it inside a click, or the browser keeps the context suspended until `resume` is called in one. */
@@ -37,17 +39,19 @@ export class Tap {
     this.#module.catch(() => {}); // reported by attach()
   }
 
-  /** @param {MediaStream} stream */
+  /** Hears this stream from now on, and no other. @param {MediaStream} stream */
   async attach(stream) {
     await this.#module;
+    this.#source?.disconnect();
     const node = new AudioWorkletNode(this.#context, "vivavoce-tap", {
       numberOfInputs: 1,
       numberOfOutputs: 0,
       channelCount: 1,
       channelCountMode: "explicit",
     });
-    node.port.onmessage = ({ data }) => this.#hear(data.frame, data.samples);
-    this.#context.createMediaStreamSource(stream).connect(node);
+    const source = (this.#source = this.#context.createMediaStreamSource(stream));
+    node.port.onmessage = ({ data }) => this.#source === source && this.#hear(data.frame, data.samples);
+    source.connect(node);
   }
 
   /** The next audible sample is an onset, however short the quiet before it. */

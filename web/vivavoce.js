@@ -11,11 +11,14 @@
 
 import { asError, VivavoceError, whyUnreachable } from "./errors.js";
 import { Listener } from "./listener.js";
+import { Outgoing } from "./outgoing.js";
+import { persist } from "./reconnect.js";
 import { SentText } from "./sent.js";
 import { Tap } from "./tap.js";
 
 export { VivavoceError };
 
+const BROKEN = 1006; // a close that nobody has said
 const ONSET_BEFORE_STARTED_MS = 400; // sound and the word of it travel apart; either may be first
 
 /**
@@ -53,6 +56,8 @@ const ONSET_BEFORE_STARTED_MS = 400; // sound and the word of it travel apart; e
  * @property {{bufferedMs: number, dryInMs: number, concealedMs: number, measured: boolean}} playback  what is in hand here; see the protocol
  * @property {{utterance: Utterance, reason: string}} done
  * @property {{utterance: Utterance}} cancelled
+ * @property {{what: "text" | "audio"}} reconnecting  the WebSocket or the audio connection has broken; the session goes on meanwhile
+ * @property {{what: "text" | "audio"}} reconnected   nothing was lost, and nothing is said twice
  * @property {{error: VivavoceError}} error
  */
 
@@ -83,6 +88,11 @@ export class Session extends EventTarget {
   /** @type {{utterance: Utterance, startedAt: number} | null} whose first sound is awaited */ #awaited = null;
   /** @type {Utterance | null} */ #speaking = null;
   #lastEndAt = -Infinity;
+  #outgoing = new Outgoing();
+  #received = 0; // messages, over all sockets
+  #current = true; // the gateway has said that it knows all that was sent on earlier sockets
+  #resume = "";
+  /** @type {RTCIceServer[]} */ #iceServers = [];
   /** @type {PromiseWithResolvers<object> | undefined} */ #created;
   /** @type {PromiseWithResolvers<void> | undefined} */ #updating;
   /** @type {PromiseWithResolvers<void>[]} */ #pings = [];
@@ -135,11 +145,7 @@ export class Session extends EventTarget {
     this.tap = new Tap();
     this.tap.resume().catch(() => {});
     this.tap.ononset = () => this.#onOnset();
-    const listener = (this.#listener = new Listener(this.#audio, this.#rtc));
-    listener.onlost = (error) => (error.code === "listener-replaced" ? this.#emit("error", { error }) : this.#fail(error));
-    listener.onblocked = (error) => this.#emit("error", { error });
-    listener.onunmuted = () => this.tap.rearm();
-    listener.follows = false;
+    const listener = (this.#listener = this.#newListener());
     addEventListener("pagehide", () => this.close(), { signal: this.#leaving.signal });
     const deadline = AbortSignal.any([AbortSignal.timeout(this.#timeoutMs), this.#leaving.signal]);
     try {
@@ -150,12 +156,14 @@ export class Session extends EventTarget {
       this.#updating.promise.catch(() => {});
       await within(deadline, this.#dial());
       this.#send({ type: "session.update", ...this.#wishes, audio: { format: "webrtc" } });
-      const { session, token, whep, ice_servers: iceServers = [] } = await within(deadline, this.#created.promise);
+      const { session, token, resume, whep, ice_servers: iceServers = [] } = await within(deadline, this.#created.promise);
       this.id = session;
+      this.#resume = resume;
+      this.#iceServers = this.#rtc?.iceServers ? [] : iceServers;
       this.invitation = { whep: new URL(whep, this.#gateway).href, token };
       await prepared;
       const updated = within(deadline, this.#updating.promise);
-      if (iceServers.length && !this.#rtc?.iceServers) await listener.useIceServers(iceServers);
+      if (this.#iceServers.length) await listener.useIceServers(this.#iceServers);
       await Promise.all([updated, listener.connect(this.invitation.whep, token, deadline)]);
       await this.tap.attach(listener.stream);
     } catch (cause) {
@@ -213,6 +221,7 @@ export class Session extends EventTarget {
     const pong = Promise.withResolvers();
     this.#pings.push(pong);
     this.#send({ type: "ping" });
+    this.#outgoing.pinged();
     await pong.promise;
     return performance.now() - sentAt;
   }
@@ -250,36 +259,60 @@ export class Session extends EventTarget {
 
   // -- the WebSocket ------------------------------------------------------------------------------------------------
 
-  #dial() {
+  /** @param {{resume?: string, received?: string}} [query] to take the session up again */
+  #dial(query = {}) {
     const url = new URL("v1/speech", this.#gateway);
-    if (this.#token) url.searchParams.set("token", this.#token);
+    for (const [name, value] of Object.entries({ token: this.#token, ...query })) if (value) url.searchParams.set(name, value);
     const socket = (this.#socket = new WebSocket(url.href.replace(/^http/, "ws")));
+    let opened = false;
     socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
     return new Promise((resolve, reject) => {
-      socket.onopen = resolve;
-      socket.onclose = async ({ reason }) => {
+      socket.onopen = () => resolve((opened = true));
+      socket.onclose = async ({ code, reason }) => {
         if (this.#state === "closed") return;
-        if (this.#state === "connecting") return reject(await whyUnreachable(url));
-        const error = new VivavoceError("gateway-lost", `The connection to the gateway was lost${reason ? ` (${reason})` : ""}.`, {
-          remedy: "Check that it is still running, then connect again.",
-          retryable: true,
-        });
-        this.#fail(error);
+        if (!opened || this.#state === "connecting") return reject(await whyUnreachable(url));
+        if (code === BROKEN) return this.#redial();
+        this.#fail(gatewayLost(reason));
       };
     });
   }
 
-  /** @param {object} message */
+  async #redial() {
+    this.#current = false;
+    this.#emit("reconnecting", { what: "text" });
+    try {
+      const attempt = () => this.#dial({ resume: this.#resume, received: `${this.#received}` });
+      await persist(attempt, ({ code, retryable }) => !retryable && code !== "gateway-unreachable", this.#leaving.signal);
+    } catch (cause) {
+      this.#fail(gatewayLost(cause.message ?? `${cause}`));
+    }
+  }
+
+  /** @param {{received: number}} message how many of ours have arrived */
+  #onResumed({ received }) {
+    const again = this.#outgoing.behind(received);
+    if (!again) return this.#fail(gatewayLost("more text was under way than is kept here"));
+    for (const message of again) this.#socket.send(message);
+    this.#current = true;
+    this.#emit("reconnected", { what: "text" });
+  }
+
+  /** While the socket is broken, messages wait for the next one. @param {object} message */
   #send(message) {
-    if (this.#socket?.readyState !== WebSocket.OPEN) {
+    if (this.#state === "idle" || this.#state === "closed") {
       throw new VivavoceError("closed", "The session is not connected.", { remedy: "Connect first." });
     }
-    this.#socket.send(JSON.stringify(message));
+    const text = JSON.stringify(message);
+    this.#outgoing.add(text);
+    if (this.#socket.readyState === WebSocket.OPEN && this.#current) this.#socket.send(text);
   }
 
   /** @param {any} message an event of the protocol; unknown ones are ignored */
   #receive(message) {
+    this.#received++;
     switch (message.type) {
+      case "session.resumed":
+        return this.#onResumed(message);
       case "session.created":
         return this.#created.resolve(message);
       case "session.updated":
@@ -297,6 +330,7 @@ export class Session extends EventTarget {
       case "error":
         return this.#onError(message);
       case "pong":
+        this.#outgoing.ponged();
         return this.#pings.shift()?.resolve();
     }
   }
@@ -379,6 +413,44 @@ export class Session extends EventTarget {
     }
   }
 
+  // -- the audio ----------------------------------------------------------------------------------------------------
+
+  #newListener() {
+    const listener = new Listener(this.#audio, this.#rtc);
+    listener.onlost = (error) => (error.code === "listener-replaced" ? this.#emit("error", { error }) : this.#relisten(listener));
+    listener.onblocked = (error) => this.#emit("error", { error });
+    listener.onunmuted = () => this.tap.rearm();
+    listener.follows = false;
+    return listener;
+  }
+
+  /** Its connection has broken: another takes its place, and goes on where it was. @param {Listener} lost */
+  async #relisten(lost) {
+    if (this.#state !== "ready") return this.#fail(new VivavoceError("webrtc-failed", "The audio connection was lost.", { retryable: true }));
+    this.#emit("reconnecting", { what: "audio" });
+    const { place } = lost;
+    lost.close({ tell: false });
+    const attempt = async () => {
+      const listener = (this.#listener = this.#newListener());
+      try {
+        await listener.prepare();
+        if (this.#iceServers.length) await listener.useIceServers(this.#iceServers);
+        const deadline = AbortSignal.any([AbortSignal.timeout(this.#timeoutMs), this.#leaving.signal]);
+        await listener.connect(this.invitation.whep, this.invitation.token, deadline, place);
+        await this.tap.attach(listener.stream);
+      } catch (cause) {
+        listener.close();
+        throw cause;
+      }
+    };
+    try {
+      await persist(attempt, ({ code }) => code === "whep-404" || code === "whep-401", this.#leaving.signal);
+      this.#emit("reconnected", { what: "audio" });
+    } catch (cause) {
+      this.#fail(asError(cause));
+    }
+  }
+
   // -- the rest -----------------------------------------------------------------------------------------------------
 
   /** Mutes, and sends what makes the gateway forget all text so far. @param {object} message */
@@ -413,6 +485,14 @@ export class Session extends EventTarget {
   #emit(type, detail) {
     this.dispatchEvent(new CustomEvent(type, { detail }));
   }
+}
+
+/** @param {string} why */
+function gatewayLost(why) {
+  return new VivavoceError("gateway-lost", `The connection to the gateway was lost${why ? ` (${why})` : ""}.`, {
+    remedy: "Check that it is still running, then connect again.",
+    retryable: true,
+  });
 }
 
 /** @template T @param {AbortSignal} signal @param {Promise<T>} promise @returns {Promise<T>} */

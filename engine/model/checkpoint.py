@@ -87,8 +87,10 @@ class TensorFiles:
             module.load_state_dict(states[prefix], assign=True)
 
 
-def load_checkpoint(folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Checkpoint:
-    """Load a released or fine-tuned Qwen3-TTS 12 Hz folder. Raises CheckpointError."""
+def load_checkpoint(
+    folder: Path, *, dtype: torch.dtype = torch.float32, codec_dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Checkpoint:
+    """Load a released or fine-tuned Qwen3-TTS 12 Hz folder; `codec_dtype` is `dtype` if not given. Raises CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; --model takes a folder in the released Qwen3-TTS format")
     device = device or torch.device("cpu")
@@ -101,7 +103,7 @@ def load_checkpoint(folder: Path, *, dtype: torch.dtype = torch.float32, device:
     # A Base checkpoint carries its speaker encoder in the same file.
     ignored = (SPEAKER_ENCODER,) if config.type == "base" else ()
     main.load({TALKER: talker, PREDICTOR: predictor}, ignored, dtype, device)
-    TensorFiles(folder / "speech_tokenizer").load({CODEC_DECODER: codec}, (CODEC_ENCODER,), dtype, device)
+    TensorFiles(folder / "speech_tokenizer").load({CODEC_DECODER: codec}, (CODEC_ENCODER,), codec_dtype or dtype, device)
     for module in (talker, predictor, codec):
         module.requires_grad_(False)
         module.eval()

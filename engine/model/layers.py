@@ -70,8 +70,8 @@ class Attention(nn.Module):
         self.qkv = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)).detach().t().contiguous()
         self.out = self.o_proj.weight.detach().t().contiguous()
         del self.q_proj, self.k_proj, self.v_proj, self.o_proj
-        q_row = torch.full((self.head_dim,), self.head_dim**-0.5, dtype=self.qkv.dtype)
-        k_row = torch.ones(self.head_dim, dtype=self.qkv.dtype)
+        q_row = self.qkv.new_full((self.head_dim,), self.head_dim**-0.5)
+        k_row = self.qkv.new_ones(self.head_dim)
         if self.qk_norm:
             q_row, k_row = q_row * self.q_norm.weight.detach(), self.k_norm.weight.detach()
             del self.q_norm, self.k_norm

@@ -2,172 +2,53 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.config import EngineConfig
-from engine.errors import RequestRefused
-from engine.messages import EngineInfo, Sampling
-from engine.model.checkpoint import Checkpoint
-from engine.model.codec import CodecState
-from engine.model.prompt import AUTO, CloneVoice, Prefix, Reference, SpeakerVector, build_prefix, embed, embed_frames, languages
+from engine.messages import Sampling
+from engine.model.prompt import Prefix, Reference, embed, embed_frames
 from engine.model.talker import Span
-from engine.model.voices import VoiceStore
 from engine.prefix import PrefixCache, PrimedCodec
-from engine.scheduler import Stage, StageCosts
+from engine.scheduler import Stage
 from engine.slots import SlotTable
+from engine.stages.base import BaseStages, Launched
 from engine.stages.codec import CodecStage
+from engine.stages.pending import Finished
 from engine.stages.predictor import PredictorStage
 from engine.stages.talker import TalkerStage
 
-log = logging.getLogger(__name__)
-
-# Clone voices whose prompts are computed before the first request: decoding a long clip takes a CPU seconds.
-WARM_CLONES = 4
+__all__ = ["BaseStages", "Stages"]
 
 
-@dataclass
-class Prompt:
-    """What is left to compute of a slot's prompt, piece by piece: its prefix, then the rest; and what is to be done after the last."""
+class Stages(BaseStages):
+    """On a CPU: every launch is over when it returns. Launches pad their rows up to a bucket with the idle slot."""
 
-    prefix: Prefix
-    prefix_work: deque[Callable[[], object]] = field(default_factory=deque)
-    work: deque[Callable[[], object]] = field(default_factory=deque)
-    last: Callable[[], object] | None = None
+    slots: SlotTable
 
-    @property
-    def left(self) -> int:
-        return len(self.prefix_work) + len(self.work)
+    def _build(self) -> None:
+        self.slots = SlotTable(self.checkpoint, self.config.slots, self.config.positions)
+        self.prefixes = PrefixCache(self.slots.cache.keys, self.slots.cache.values)
+        self.primed = PrimedCodec(self.checkpoint.codec, self.config.priming_frames)
+        self.talker_stage = TalkerStage(self.checkpoint, self.slots)
+        self.predictor_stage = PredictorStage(self.checkpoint, self.slots, self.config.buckets[-1])
+        self.codec_stage = CodecStage(self.checkpoint, self.slots)
 
-
-class Stages:
-    """Slots, prefixes and the three stages of one checkpoint on one device. Launches pad their rows up to a bucket with the idle slot."""
-
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, voices: VoiceStore | None = None) -> None:
-        self.checkpoint = checkpoint
-        self.clones = voices or VoiceStore()
-        self.config = config
-        self.costs = StageCosts(config.buckets)
-        self.slots = SlotTable(checkpoint, config.slots, config.positions)
-        self.prefixes = PrefixCache(self.slots.cache)
-        self.primed = PrimedCodec(checkpoint.codec, config.priming_frames)
-        self._prompts: dict[int, Prompt] = {}
-        self.talker_stage = TalkerStage(checkpoint, self.slots)
-        self.predictor_stage = PredictorStage(checkpoint, self.slots, config.buckets[-1])
-        self.codec_stage = CodecStage(checkpoint, self.slots)
-
-    @property
-    def info(self) -> EngineInfo:
-        config = self.checkpoint.config
-        return EngineInfo(
-            model=self.checkpoint.name,
-            model_type=config.type,
-            voices=list(config.talker.speakers) or self.clones.names(config),
-            languages=languages(config),
-            sample_rate=config.codec.sample_rate,
-            samples_per_frame=config.codec.samples_per_frame,
-            max_text_chars=self.config.max_text_chars,
-            device=str(self.slots.hidden.device),
-            takes_instructions=config.takes_instructions,
-        )
-
-    @property
-    def free_slots(self) -> int:
-        return self.slots.free
-
-    def voice(self, name: str | None) -> str | CloneVoice | None:
-        """What a request's voice names: for a Base checkpoint a stored clone voice, else one of its own. Raises RequestRefused."""
-        checkpoint = self.checkpoint
-        return self.clones.load(name, checkpoint.config, checkpoint.tokenizer) if checkpoint.config.clones_voices else name
-
-    def open(
-        self, prefix: Prefix, sampling: Sampling, seed: int, *, may_end: bool, body: Prefix = (), reference: Reference | None = None
-    ) -> tuple[int, int]:
-        """`begin` and all of `prefill` at once; returns the slot and the prompt's rows."""
-        slot, pieces = self.begin(prefix, sampling, seed, may_end=may_end, body=body, reference=reference)
-        for _ in range(pieces):
-            self.prefill(slot)
-        return slot, self.slots.prompt[slot]
-
-    def begin(
-        self, prefix: Prefix, sampling: Sampling, seed: int, *, may_end: bool, body: Prefix = (), reference: Reference | None = None
-    ) -> tuple[int, int]:
-        """Take a slot for prefix and body; returns it and how often `prefill` is to be called for it, never where the prefix is
-        known and there is no body. With a reference, the first step takes its last frame and the codec goes on from its sound."""
-        slot = self.slots.take()
-        self.slots.prompt[slot] = len(prefix) + len(body)
-        self.slots.set_sampling(slot, sampling, seed)
-        self.slots.may_end[slot] = may_end
-        known = self.prefixes.fill(prefix, slot)
-        most = self.config.prefill_rows
-        prompt = Prompt(prefix)
-        if not known:
-            prompt.prefix_work += [partial(self._compute, slot, prefix[at : at + most], at) for at in range(0, len(prefix), most)]
-        prompt.work += [partial(self._compute, slot, body[at : at + most], len(prefix) + at) for at in range(0, len(body), most)]
-        if reference is not None:
-            state = self.primed.after(reference)
-            if state is None:
-                state, steps = self.primed.compute(reference, self.slots.codec_state(torch.tensor([slot])))
-                prompt.work += steps
-            prompt.last = partial(self._go_on_after, reference, state, slot)
-            if not prompt.left:
-                prompt.last()
-        self._prompts[slot] = prompt
-        return slot, prompt.left
-
-    def prompt_pieces(self, prefix: Prefix, body_rows: int, reference: Reference | None) -> int:
-        """How often `prefill` will have to be called."""
-        rows = (0 if self.prefixes.knows(prefix) else len(prefix), body_rows)
-        steps = 0 if reference is None or self.primed.after(reference) is not None else self.primed.pieces(reference)
-        return sum(-(-count // self.config.prefill_rows) for count in rows) + steps
-
-    def prefill(self, slot: int) -> int:
-        """Compute the next piece of a slot's prompt; returns how many are left. A neighbour's prefix that is the same is not computed twice."""
-        prompt = self._prompts[slot]
-        if prompt.prefix_work and self.prefixes.fill(prompt.prefix, slot):
-            prompt.prefix_work.clear()
-        elif prompt.prefix_work:
-            prompt.prefix_work.popleft()()
-            if not prompt.prefix_work:
-                self.prefixes.keep(prompt.prefix, slot)
-        else:
-            prompt.work.popleft()()
-        if not prompt.left and prompt.last is not None:
-            prompt.last()
-        return prompt.left
-
-    @torch.inference_mode()
-    def _compute(self, slot: int, rows: Prefix, start: int) -> None:
-        talker = self.checkpoint.talker
-        talker(embed(talker, self.checkpoint.predictor, rows), [Span(slot, start, len(rows))], self.slots.cache)
-
-    def _go_on_after(self, reference: Reference, state: CodecState, slot: int) -> None:
-        last = torch.tensor(reference.frames[-1:], device=self.slots.hidden.device)
-        with torch.inference_mode():
-            frame_sum = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
-        self.slots.begin_after(slot, frame_sum, state)
-
-    def close(self, slot: int) -> None:
-        """Give a slot back, whatever is left of its prompt."""
-        self._prompts.pop(slot, None)
-        self.slots.give_back(slot)
-
-    def write_text(self, slot: int, first: int, ids: list[int]) -> None:
-        """Text tokens of Talker steps `first`.. of a slot; what lies beyond its positions can never be reached and is dropped."""
-        ids = ids[: max(0, self.slots.positions - first)]
-        self.slots.text[slot, first : first + len(ids)] = torch.tensor(ids, dtype=torch.int64)
-
-    def allow_end(self, slot: int) -> None:
-        """From now on end of speech may be drawn."""
-        self.slots.may_end[slot] = True
+    def launch(self, stage: Stage, slots: list[int], first: list[int], frames: int) -> Launched:
+        match stage:
+            case Stage.PREFILL:
+                return Finished(self.prefill(slots[0]))
+            case Stage.TALKER:
+                return Finished(self.talker(slots))
+            case Stage.PREDICTOR:
+                self.predictor(slots)
+                return Finished(None)
+            case Stage.CODEC:
+                return Finished(self.codec(slots, first, frames))
 
     def talker(self, rows: list[int]) -> list[int | None]:
         """One step each; the codebook-0 tokens drawn, None for end of speech, negative where the row has gone wrong."""
@@ -185,14 +66,29 @@ class Stages:
         padded, live = self._pad(rows)
         return self.codec_stage.launch(padded, live, first + [0] * (len(padded) - live), frames)
 
-    def warm_up(self) -> None:
-        """Compute the prefixes of the voices with automatic language, and time each stage in the smaller buckets."""
-        config, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
-        for voice in self._warm_voices():
-            prefix = build_prefix(config, tokenizer, voice=voice, language=AUTO, instructions="")
-            reference = voice.reference if isinstance(voice, CloneVoice) else None
-            slot, _ = self.open(prefix, Sampling(), 0, may_end=False, reference=reference)
-            self.close(slot)
+    @torch.inference_mode()
+    def _compute(self, slot: int, rows: Prefix, start: int) -> None:
+        talker = self.checkpoint.talker
+        talker(embed(talker, self.checkpoint.predictor, rows), [Span(slot, start, len(rows))], self.slots.cache)
+
+    def _prime(self, slot: int, reference: Reference) -> tuple[list[Callable[[], object]], Callable[[], object]]:
+        state, steps = self.primed.after(reference), list[Callable[[], object]]()
+        if state is None:
+            state, decoding = self.primed.compute(reference, self.slots.codec_state(torch.tensor([slot])))
+            steps += decoding
+
+        def go_on() -> None:
+            last = torch.tensor(reference.frames[-1:])
+            with torch.inference_mode():
+                frame_sum = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
+            self.slots.begin_after(slot, frame_sum, state)
+
+        return steps, go_on
+
+    def _priming_pieces(self, reference: Reference) -> int:
+        return 0 if self.primed.after(reference) is not None else self.primed.pieces(reference)
+
+    def _measure(self, prefix: Prefix) -> None:
         sizes = [size for size in self.config.buckets if size <= min(4, self.slots.free)]
         for size in sizes:
             rows = [self.open(prefix, Sampling(), row, may_end=False)[0] for row in range(size)]
@@ -204,22 +100,6 @@ class Stages:
                 self._timed(Stage.CODEC, size, frames, partial(self.codec, rows, [0] * size, frames))
             for slot in rows:
                 self.close(slot)
-
-    def _warm_voices(self) -> Sequence[str | CloneVoice | None]:
-        config = self.checkpoint.config
-        if not config.clones_voices:
-            return list(config.talker.speakers) or [None]
-        voices = [CloneVoice(SpeakerVector("nobody", torch.zeros(config.talker.body.hidden)), None)]
-        for name in self.clones.names(config)[:WARM_CLONES]:
-            try:
-                voice = self.clones.load(name, config, self.checkpoint.tokenizer)
-            except RequestRefused as error:
-                log.error("%s", error)
-                continue
-            # A clip too long for the slots is refused when it is asked for.
-            if voice.reference is None or len(voice.reference.frames) < self.config.positions // 2:
-                voices.append(voice)
-        return voices
 
     def _timed(self, stage: Stage, rows: int, frames: int, run: Callable[[], object]) -> None:
         run()  # the first run of a shape pays for set-up

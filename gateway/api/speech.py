@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -29,9 +29,10 @@ from engine import (
     UtteranceFailed,
     is_speakable,
 )
+from gateway.api.attendance import Client
 from gateway.api.speech_body import OPENAI_VOICES, ApiError, SpeechBody, blamed, decode, find_model, model_names
 from gateway.filter import Verbatim
-from gateway.keys import ACCESS, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, REQUESTS
+from gateway.keys import ACCESS, ATTENDANCE, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, REQUESTS
 from gateway.logs import REQUEST
 from gateway.media.container import Container, container
 from gateway.media.opus import RATE
@@ -42,7 +43,6 @@ from gateway.text import Cleaner
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.02
 RETRY_AFTER_S = 1.0
 STARTED_S = int(time.time())
 
@@ -96,7 +96,10 @@ async def speech(request: web.Request) -> web.StreamResponse:
     async with room:
         with request.app[CALLERS].opened(request[CALLER], time.monotonic()) as caller:
             caller.spend(len(body.input), time.monotonic())
-            return await _while_connected(request, _answer(request, body, _Speech(engines, asked, script.said)))
+            said = _Speech(engines, asked, script.said)
+            answer = await request.app[ATTENDANCE].while_there(request, lambda client: _answer(request, client, body, said), request[REQUEST_ID])
+    # Where there is none, nobody is there to read it.
+    return answer or web.Response(status=499, reason="Client Closed Request")
 
 
 class _Speech:
@@ -137,7 +140,7 @@ class _Speech:
         return text[done.text_until :]
 
 
-async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> web.StreamResponse:
+async def _answer(request: web.Request, client: Client, body: SpeechBody, speech: _Speech) -> web.StreamResponse:
     chunks = speech.pcm()
     begun_s = time.monotonic()
     try:
@@ -148,15 +151,16 @@ async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> we
         except StopAsyncIteration:
             raise UtteranceFailed("the engine made no sound") from None
         request.app[METRICS].spoke(time.monotonic() - begun_s)
-        file = await asyncio.to_thread(container, body.response_format)
+        encodes = body.response_format not in ("pcm", "wav")
+        file = await asyncio.to_thread(container, body.response_format) if encodes else container(body.response_format)
         sse = body.stream_format == "sse"
         headers = _headers(request) | {"Content-Type": "text/event-stream" if sse else file.content_type, "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         if sse:
-            await _as_events(request, response, file, first, chunks, speech)
+            await _as_events(request, client, response, file, first, chunks, speech)
         else:
-            await _as_bytes(request, response, file, first, chunks)
+            await _as_bytes(request, client, response, file, first, chunks)
         return response
     finally:
         # Not left to the garbage collector: the engine's place is free from here on.
@@ -187,10 +191,12 @@ async def _encoded(file: Container, first: bytes, chunks: AsyncIterator[bytes]) 
         yield data
 
 
-async def _as_bytes(request: web.Request, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes]) -> None:
+async def _as_bytes(
+    request: web.Request, client: Client, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes]
+) -> None:
     try:
         async for ready in _encoded(file, first, chunks):
-            await _write(request, response, ready)
+            await client.write(response, ready)
         await response.write_eof()
     except EngineError as error:
         # The status is out: a body without its last chunk is the one way left to say that it is not whole.
@@ -200,30 +206,24 @@ async def _as_bytes(request: web.Request, response: web.StreamResponse, file: Co
 
 
 async def _as_events(
-    request: web.Request, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes], speech: _Speech
+    request: web.Request,
+    client: Client,
+    response: web.StreamResponse,
+    file: Container,
+    first: bytes,
+    chunks: AsyncIterator[bytes],
+    speech: _Speech,
 ) -> None:
     """`usage` counts the text in characters, for its tokens are the engine's affair, and the speech in frames."""
     try:
         async for ready in _encoded(file, first, chunks):
-            await _write(request, response, _event({"type": "speech.audio.delta", "audio": base64.b64encode(ready).decode()}))
+            await client.write(response, _event({"type": "speech.audio.delta", "audio": base64.b64encode(ready).decode()}))
         frames = -(-speech.samples // request.app[ENGINES].info.samples_per_frame)
         usage = {"input_tokens": speech.chars, "output_tokens": frames, "total_tokens": speech.chars + frames}
-        await _write(request, response, _event({"type": "speech.audio.done", "usage": usage}))
+        await client.write(response, _event({"type": "speech.audio.done", "usage": usage}))
     except EngineError as error:
-        await _write(request, response, _event({"type": "speech.audio.error"} | _refusal(error).body))
+        await client.write(response, _event({"type": "speech.audio.error"} | _refusal(error).body))
     await response.write_eof()
-
-
-async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    """Waits while the client's socket is full. Raises ConnectionResetError when it stays so."""
-    try:
-        async with asyncio.timeout(request.app[CONFIG].stalled_s):
-            await response.write(data)
-    except TimeoutError:
-        log.info("%s: the client takes nothing any more", request[REQUEST_ID])
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError("the client takes nothing any more") from None
 
 
 def _event(event: dict[str, Any]) -> bytes:
@@ -232,23 +232,6 @@ def _event(event: dict[str, Any]) -> bytes:
 
 def _headers(request: web.Request) -> dict[str, str]:
     return {"x-request-id": request[REQUEST_ID], "x-sample-rate": str(RATE)}
-
-
-async def _while_connected(request: web.Request, work: Coroutine[Any, Any, web.StreamResponse]) -> web.StreamResponse:
-    """Do `work`, but no longer than the client is there. aiohttp tells a handler that its client has gone only when it writes, and
-    one that waits for the engine does not write; so look."""
-    task = asyncio.create_task(work, name=f"speech-{request[REQUEST_ID]}")
-    try:
-        while not task.done() and request.transport is not None and not request.transport.is_closing():
-            await asyncio.wait([task], timeout=LOOK_EVERY_S)
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-    if task.cancelled() or isinstance(task.exception(), ConnectionResetError):
-        log.info("%s: the client has gone", request[REQUEST_ID])
-        # Nobody is there to read it.
-        return web.Response(status=499, reason="Client Closed Request")
-    return task.result()
 
 
 def _shaped(refusal: Refusal) -> ApiError:

@@ -1,24 +1,21 @@
 """A session's way out for audio: OpusLine feeds the WebRTC listener, PcmLine (gateway.media.pcm) the session's own WebSocket.
 
-Utterances are written one after another, in order of their numbers; the session is told when the first sample of one has left
-and when all of it has."""
+Utterances are written one after another, in order of their numbers, or to a line that mixes at once; the session is told when the first
+sample of one has left and when all of it has."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections.abc import Collection
 from concurrent.futures import Executor
 from typing import Protocol
 
-from gateway.media.opus import LOOKAHEAD_SAMPLES, PACKET_BYTES, PACKET_S, PACKET_SAMPLES, RATE, OpusEncoder
-from gateway.media.pacer import BURST_PACKETS, Slot
+from gateway.media.mixer import Mixer
+from gateway.media.opus import RATE
+from gateway.media.pacer import Slot
 from gateway.media.playhead import Packet, Pause, Playhead
-
-FIRST_HOP_PACKETS = BURST_PACKETS
-HOP_PACKETS = 10
-QUEUE_S = 5.0
-"""Writers wait while this much is encoded and unsent; the engine's credit then stops it."""
+from gateway.media.source import EncodedQueue, Source
 
 
 class LineEvents(Protocol):
@@ -50,7 +47,10 @@ class Heard(Protocol):
         """Whether all speech that was sent has been played."""
 
     def buffered_s(self, now_s: float) -> float:
-        """Speech that was sent and not heard yet."""
+        """Speech that the listener has and has not heard yet."""
+
+    def unplayed_s(self, now_s: float) -> float:
+        """That, and what is on its way."""
 
     def forget(self, utterance: int) -> None:
         """No more questions about `utterance` will come."""
@@ -67,18 +67,21 @@ class Line(Protocol):
     def queued_s(self) -> float:
         """Speech that was written and not sent yet."""
 
+    def begin(self, utterance: int, after: int | None) -> None:
+        """`utterance` is going to be written, and is to sound behind the end of `after`."""
+
     async def write(self, utterance: int, pcm: bytes) -> None:
         """More s16le audio of `utterance`; waits while the line is full."""
 
     async def end(self, utterance: int) -> None:
         """`utterance` is complete."""
 
-    def drop(self, first: int, now_s: float) -> None:
-        """Nothing more of utterance `first` and later ones may leave. The caller has stopped writing them."""
+    def drop(self, doomed: Collection[int], now_s: float) -> None:
+        """Nothing more of these utterances may leave. The caller has stopped writing them."""
 
 
 class OpusLine:
-    """Encodes as audio arrives and keeps packets until the attached listener's track takes them at their time.
+    """Keeps what its source makes until the attached listener's track takes it at its time.
 
     Between utterances the stream runs on in silence for `awake_s`. A receiver that is fed after a pause believes its buffer
     empty for most of a second, however much is sent at once, and stretches speech to fill it; one that was never starved plays
@@ -93,21 +96,14 @@ class OpusLine:
         """Packets that were ready, and sent only after the listener ran dry: this process was late."""
         self._events = events
         self._encoders = encoders
-        self._encoder: OpusEncoder | None = None
-        self._writing = 0
-        self._begun = self._unfinished = False
         self._awake_s = awake_s
         self._awake_until_s = float("-inf")
-        self._pcm = bytearray()
-        self._packets: deque[Packet] = deque()
-        self._ends: deque[int] = deque()
         self._listener: object | None = None
         self._pause: Pause | None = None
         self._unheard_s: float | None = None
         """Since when nobody has been there to hear what is sent; None: somebody is."""
         self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._source = self._new_source(at_once=False)
 
     def rouse(self, now_s: float) -> None:
         """Speech is to be expected: for `awake_s` from now the stream runs on where there is none."""
@@ -126,7 +122,7 @@ class OpusLine:
     @property
     def queued_s(self) -> float:
         """See Line."""
-        return sum(packet.samples for packet in self._packets) / RATE
+        return self._source.queued_s
 
     def unheard_for(self, now_s: float) -> float:
         """Seconds for which nobody has taken any packets: no listener, or one that is not connected yet or is paused."""
@@ -135,53 +131,38 @@ class OpusLine:
     @property
     def speaking(self) -> bool:
         """In mid-utterance: the listener hears it, and more of it is to come from the engine."""
-        return self._begun and self._unfinished and self._pause is None
+        return self._source.speaking and self._pause is None
+
+    def begin(self, utterance: int, after: int | None) -> None:
+        """See Line."""
+        self._source.begin(utterance, after)
 
     async def write(self, utterance: int, pcm: bytes) -> None:
         """See Line."""
-        if utterance != self._writing:
-            self._writing, self._begun, self._unfinished = utterance, False, True
-        self._pcm += pcm
-        while True:
-            # A spurt's burst first, and nothing before it is whole; then whatever is there.
-            least, most = (1, HOP_PACKETS) if self._begun else (FIRST_HOP_PACKETS, FIRST_HOP_PACKETS)
-            count = min(len(self._pcm) // PACKET_BYTES, most)
-            if count < least:
-                return
-            await self._encode(count, count * PACKET_SAMPLES)
-            await self._room.wait()
+        await self._source.write(utterance, pcm)
 
     async def end(self, utterance: int) -> None:
         """See Line."""
-        if utterance == self._writing:
-            speech = len(self._pcm) // 2
-            # Silence enough to push the last sample through the decoder, up to a whole packet.
-            self._pcm += bytes(2 * LOOKAHEAD_SAMPLES)
-            self._pcm += bytes(-len(self._pcm) % PACKET_BYTES)
-            while self._pcm:
-                count = min(len(self._pcm) // PACKET_BYTES, HOP_PACKETS)
-                await self._encode(count, min(speech, count * PACKET_SAMPLES))
-                speech = max(speech - count * PACKET_SAMPLES, 0)
-            self._unfinished = False
-        self._ends.append(utterance)
+        await self._source.end(utterance)
         self._settle()
 
-    def drop(self, first: int, now_s: float) -> None:
+    def drop(self, doomed: Collection[int], now_s: float) -> None:
         """See Line."""
-        if self._writing >= first:
-            # A hop may still run in its thread: it keeps the old encoder, its packets go nowhere.
-            self._encoder, self._pcm, self._writing, self._unfinished = None, bytearray(), 0, False
-        while self._packets and self._packets[-1].utterance >= first:
-            self._packets.pop()
-        self._ends = deque(number for number in self._ends if number < first)
-        self._make_room()
-        self.playout.drop(first, now_s)
+        self._source.drop(doomed)
+        self.playout.drop(doomed, now_s)
+
+    def mix(self, at_once: bool) -> None:
+        """Whether utterances may sound at once from now on. Only while nothing is being spoken."""
+        if at_once is not isinstance(self._source, Mixer):
+            self._source = self._new_source(at_once)
+
+    def _new_source(self, at_once: bool) -> Source:
+        return (Mixer if at_once else EncodedQueue)(self._encoders, self._arrived.set)
 
     def attach(self, listener: object) -> None:
         """From now on `listener` takes the packets, and nobody else."""
         now_s = time.monotonic()
-        self._packets.extendleft(reversed(self.playout.begin(now_s)))
-        self._make_room()
+        self._source.put_back(self.playout.begin(now_s))
         self._listener, self._pause, self._unheard_s = listener, None, now_s
         self.rouse(now_s)
         self._events.listener_came()
@@ -205,8 +186,7 @@ class OpusLine:
             return
         was, self._pause, now_s = self._pause, pause, time.monotonic()
         if was is Pause.UNHEARD:
-            self._packets.extendleft(reversed(self.playout.rewind(now_s)))
-            self._make_room()
+            self._source.put_back(self.playout.rewind(now_s))
         self._arrived.set()
         if pause is not None:
             self._unheard_s = now_s if self._unheard_s is None else self._unheard_s
@@ -218,7 +198,10 @@ class OpusLine:
     async def ready(self, listener: object) -> bool:
         """Wait until something is to be sent: a packet, or silence while awake. False: `listener` is not attached any more."""
         while self._listener is listener:
-            if (self._packets and self._pause is None) or (self.awake(time.monotonic()) and self._pause is not Pause.STUCK):
+            if self._source.ready and self._pause is None:
+                await self._source.prepare()
+                return self._listener is listener
+            if self.awake(time.monotonic()) and self._pause is not Pause.STUCK:
                 return True
             self._arrived.clear()
             await self._arrived.wait()
@@ -228,11 +211,13 @@ class OpusLine:
         """In mid-utterance: wait for its next packet, but no longer than `until_s`."""
         try:
             async with asyncio.timeout(max(until_s - time.monotonic(), 0)):
-                while self.speaking and not self._packets:
+                while self.speaking and not self._source.ready:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
             return
+        if self._source.ready:
+            await self._source.prepare()
 
     def take(self, listener: object, slot: Slot, rtp_time: int | None, now_s: float) -> Packet | None:
         """The next packet, to be sent now in `slot`; `rtp_time` is the timestamp it will have at the listener, if that is known. None:
@@ -242,39 +227,19 @@ class OpusLine:
         if self._unheard_s is not None and self._pause is None:
             self._unheard_s = None
             self._events.listener_came()
-        if not self._packets or self._pause is Pause.UNHEARD:
+        packet = None if self._pause is Pause.UNHEARD else self._source.take()
+        if packet is None:
             if self.awake(now_s):
                 self.playout.sent(slot, None, now_s)
             return None
-        packet = self._packets.popleft()
         self.rouse(now_s)
-        self._make_room()
         self.playout.sent(slot, packet, now_s)
-        if packet.first:
-            self._events.audio_started(packet.utterance, now_s, rtp_time)
+        for share in packet.shares:
+            if share.first:
+                self._events.audio_started(share.utterance, now_s, rtp_time)
         self._settle()
         return packet
 
-    async def _encode(self, count: int, samples: int) -> None:
-        if self._encoder is None:
-            self._encoder = OpusEncoder()
-        pcm = bytes(self._pcm[: count * PACKET_BYTES])
-        del self._pcm[: count * PACKET_BYTES]
-        payloads = await asyncio.get_running_loop().run_in_executor(self._encoders, self._encoder.encode, pcm)
-        for payload in payloads:
-            speech = min(samples, PACKET_SAMPLES)
-            samples -= speech
-            self._packets.append(Packet(payload, self._writing, speech, not self._begun))
-            self._begun = True
-        self._arrived.set()
-        self._make_room()
-
-    def _make_room(self) -> None:
-        if len(self._packets) * PACKET_S < QUEUE_S:
-            self._room.set()
-        else:
-            self._room.clear()
-
     def _settle(self) -> None:
-        while self._ends and (not self._packets or self._packets[0].utterance > self._ends[0]):
-            self._events.audio_sent(self._ends.popleft(), time.monotonic())
+        for utterance in self._source.over():
+            self._events.audio_sent(utterance, time.monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Protocol
 
 from gateway.media.line import LineEvents
@@ -16,8 +17,8 @@ class AudioSocket(Protocol):
     async def audio(self, utterance: int, pcm: bytes) -> None:
         """Queue a binary frame; waits while too much is queued."""
 
-    def drop_audio(self, first: int) -> None:
-        """Forget queued frames of utterance `first` and later ones."""
+    def drop_audio(self, doomed: Collection[int]) -> None:
+        """Forget queued frames of these utterances."""
 
 
 class PcmLine:
@@ -34,6 +35,9 @@ class PcmLine:
         """See Line. What the socket has not taken yet counts as sent."""
         return 0.0
 
+    def begin(self, utterance: int, after: int | None) -> None:
+        """See Line: all follow each other."""
+
     async def write(self, utterance: int, pcm: bytes) -> None:
         """See Line."""
         now_s = time.monotonic()
@@ -47,8 +51,8 @@ class PcmLine:
         """See Line."""
         self._events.audio_sent(utterance, time.monotonic())
 
-    def drop(self, first: int, now_s: float) -> None:
+    def drop(self, doomed: Collection[int], now_s: float) -> None:
         """See Line."""
-        self._socket.drop_audio(first)
-        if self._writing >= first:
+        self._socket.drop_audio(doomed)
+        if self._writing in doomed:
             self.playout.cut(now_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -17,19 +17,44 @@ USUAL_DELAY_S = TRANSIT_S
 """Of a browser on a good network that does not say."""
 STALE_S = 2.0
 """A report older than this is no news; the estimate runs on from it."""
+UNTOLD_S = 0.3
+"""From one report to the next, and what a listener then had in hand."""
 KEEP_S = 4.0
 """Packets are remembered for this long after they should have been played: a report may still name one."""
 MOST_KEPT = 2000
 """Packets remembered of a listener that has stopped reporting and may not have heard them."""
 
 
-class Packet(NamedTuple):
-    """20 ms of Opus. `samples` counts those that are speech and not padding."""
+class Share(NamedTuple):
+    """One utterance's part in a packet. `samples` counts those that are speech and not padding; `first`: it begins with them. `pcm` is
+    s16le, where it may have to be mixed again."""
 
-    payload: bytes
     utterance: int
     samples: int
     first: bool
+    pcm: bytes = b""
+
+
+class Packet(NamedTuple):
+    """20 ms of Opus, and the utterances that sound in it."""
+
+    payload: bytes
+    shares: tuple[Share, ...]
+
+    @property
+    def samples(self) -> int:
+        """Until the last of its utterances ends."""
+        return max(share.samples for share in self.shares)
+
+    @property
+    def begins(self) -> bool:
+        """Whether no utterance was under way before it."""
+        return all(share.first for share in self.shares)
+
+    def without(self, doomed: Collection[int]) -> Packet | None:
+        """As if these utterances had never been; None if nothing is left."""
+        shares = tuple(share for share in self.shares if share.utterance not in doomed)
+        return self._replace(shares=shares) if shares else None
 
 
 class Pause(Enum):
@@ -77,8 +102,9 @@ class Playhead:
         content_s = self._content(now_s)
         again = [sent.packet for sent in self._sent if sent.packet is not None and sent.plays_s + PACKET_S > content_s]
         for packet in again:
-            if packet.utterance in self._count:
-                self._count[packet.utterance] -= packet.samples
+            for share in packet.shares:
+                if share.utterance in self._count:
+                    self._count[share.utterance] -= share.samples
         self._sent = deque(sent._replace(packet=None) if sent.plays_s + PACKET_S > content_s else sent for sent in self._sent)
         self._stands_at_s = None
         return again
@@ -88,16 +114,23 @@ class Playhead:
         self._stands_at_s, self._reported_s = self._content(now_s), now_s
 
     def leave(self, now_s: float) -> None:
-        """The listener has gone. It is taken to have heard no more than it told of: who takes its place hears some of it again rather
-        than not at all."""
+        """The listener has gone. It is taken to have heard what it can have heard until its next report was due, so that nothing is said
+        twice to who takes its place."""
         if not self._gone:
-            self._stands_at_s, self._gone = self._content(now_s if self._reported_s == float("-inf") else self._reported_s), True
+            until_s = now_s if self._reported_s == float("-inf") else min(now_s, self._reported_s + UNTOLD_S)
+            self._stands_at_s, self._gone = self._content(until_s), True
+
+    def played_to(self, rtp_time: int, now_s: float) -> None:
+        """A listener that has gone says, now that it is back, which packet it played last."""
+        sent = self.find(rtp_time)
+        if sent is not None:
+            self._stands_at_s, self._reported_s = min(sent.plays_s + PACKET_S, now_s), now_s
 
     def sent(self, slot: Slot, packet: Packet | None, now_s: float) -> None:
         """`packet`, or silence, leaves in `slot`."""
         self._sent.append(Sent(slot.rtp_time, slot.plays_s, packet))
-        if packet is not None:
-            self._count[packet.utterance] = self._count.get(packet.utterance, 0) + packet.samples
+        for share in () if packet is None else packet.shares:
+            self._count[share.utterance] = self._count.get(share.utterance, 0) + share.samples
         told_s = self._content(min(now_s, self._reported_s)) if self._reported_s > float("-inf") else float("inf")
         kept_s = min(self._content(now_s), told_s) - KEEP_S
         while self._sent[0].plays_s < kept_s or len(self._sent) > MOST_KEPT:
@@ -122,11 +155,10 @@ class Playhead:
         self._delay_s, self._reported_s = now_s - content_s, now_s
         self._stands_at_s = content_s if standing else None
 
-    def drop(self, first: int, now_s: float) -> None:
-        """Utterance `first` and later ones are not listened to any more."""
-        self._count = {number: count if number < first else self.heard(number, now_s) for number, count in self._count.items()}
-        silent = [sent._replace(packet=None) if sent.packet is not None and sent.packet.utterance >= first else sent for sent in self._sent]
-        self._sent = deque(silent)
+    def drop(self, doomed: Collection[int], now_s: float) -> None:
+        """These utterances are not listened to any more."""
+        self._count = {number: self.heard(number, now_s) if number in doomed else count for number, count in self._count.items()}
+        self._sent = deque(sent if sent.packet is None else sent._replace(packet=sent.packet.without(doomed)) for sent in self._sent)
 
     def forget(self, utterance: int) -> None:
         """No more questions about `utterance` will come."""
@@ -140,12 +172,16 @@ class Playhead:
 
     def heard(self, utterance: int, now_s: float) -> int:
         """Samples of `utterance` heard by now."""
-        return self._count.get(utterance, 0) - sum(left for number, left in self._unheard(now_s) if number == utterance)
+        left = 0
+        for packet, played in self._unheard(now_s):
+            left += sum(max(0, share.samples - played) for share in packet.shares if share.utterance == utterance)
+        return self._count.get(utterance, 0) - left
 
     def playing(self, utterance: int, now_s: float) -> bool:
         """Whether sound of `utterance` is running now."""
         now = self._at(now_s)
-        return self._running(now_s) and now is not None and now.packet is not None and now.packet.utterance == utterance
+        packet = None if now is None else now.packet
+        return self._running(now_s) and packet is not None and any(share.utterance == utterance for share in packet.shares)
 
     def in_speech(self, now_s: float) -> bool:
         """Whether what is to be heard now is speech."""
@@ -158,7 +194,11 @@ class Playhead:
 
     def buffered_s(self, now_s: float) -> float:
         """Speech that was sent and not heard yet."""
-        return sum(left for _, left in self._unheard(now_s)) / self._rate
+        return sum(max(0, packet.samples - played) for packet, played in self._unheard(now_s)) / self._rate
+
+    def unplayed_s(self, now_s: float) -> float:
+        """The same: what is on its way is there in a moment."""
+        return self.buffered_s(now_s)
 
     def _running(self, now_s: float) -> bool:
         return self._stands_at_s is None or (not self._gone and now_s - self._reported_s >= STALE_S)
@@ -175,12 +215,11 @@ class Playhead:
         under = itertools.takewhile(lambda sent: sent.plays_s + PACKET_S > content_s, reversed(self._sent))
         return next((sent for sent in under if sent.plays_s <= content_s), None)
 
-    def _unheard(self, now_s: float) -> Iterator[tuple[int, int]]:
-        """Utterance and samples of what was sent and not heard, packet by packet."""
+    def _unheard(self, now_s: float) -> Iterator[tuple[Packet, int]]:
+        """What was sent and not heard, packet by packet, and how many samples of each were."""
         content_s = self._content(now_s)
         for sent in reversed(self._sent):
             if sent.plays_s + PACKET_S <= content_s:
                 return
             if sent.packet is not None:
-                played = max(0, round((content_s - sent.plays_s) * self._rate))
-                yield sent.packet.utterance, max(0, sent.packet.samples - played)
+                yield sent.packet, max(0, round((content_s - sent.plays_s) * self._rate))

@@ -84,9 +84,9 @@ class OpusTrack(MediaStreamTrack):
         if gap and not self._gap:
             self._line.underruns += 1
             log.info("the listener ran dry: no audio yet")
-        elif stalled and packet is not None and not packet.first:
+        elif stalled and packet is not None and not packet.begins:
             self._line.stalls += 1
-            log.info("the listener of utterance %d ran dry: sent late", packet.utterance)
+            log.info("the listener of utterance %d ran dry: sent late", packet.shares[0].utterance)
         self._gap = gap
 
     def stop(self) -> None:

@@ -107,6 +107,12 @@ class Peer:
         for candidate in trickle.candidates:
             await self._connection.addIceCandidate(candidate)
 
+    def played_to(self, timestamp: int) -> None:
+        """It says, now that it is back, which packet it played last: the RTP timestamp on the wire."""
+        rtp_time = None if self._track is None else self._track.from_wire(timestamp)
+        if rtp_time is not None:
+            self._line.playout.played_to(rtp_time, time.monotonic())
+
     def dismiss(self) -> None:
         """Send the listener away; the connection closes soon."""
         self._over.set()

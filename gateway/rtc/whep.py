@@ -1,6 +1,7 @@
 """WHEP: a listener posts its offer with the session's listen token and gets the answer.
 
-One listener a session: a second one replaces the first. No ICE restart, so no ETag. The answer carries all our candidates."""
+One listener a session: a second one replaces the first, or is refused if the session says so. No ICE restart, so no ETag. The answer
+carries all our candidates."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from gateway.keys import CONFIG, PEERS, SESSIONS
 from gateway.logs import SESSION
 from gateway.rtc.offer import BadOffer
 from gateway.rtc.peer import IceRestart, Peer
+from gateway.rtc.peers import Occupied
 from gateway.rtc.turn import ice_servers
 from gateway.session import Session
 from gateway.sessions import BadToken, NoSuchSession
@@ -24,10 +26,14 @@ MOST_TARGET = "Vivavoce-Max-Target-Ms"
 """On an offer: the jitterBufferTarget that the listener can be given at most, in milliseconds."""
 TARGET = "Vivavoce-Target-Ms"
 """On an answer: the one it is to be given before the first packet comes. Sound is sent as far ahead."""
+FORMER = "Vivavoce-Former-Listener"
+"""On an offer: the listener's identifier (the end of its Location) on a connection that it has lost."""
+PLAYED = "Vivavoce-Played-Rtp-Time"
+"""On an offer: the RTP timestamp that it played last on that connection. It goes on behind it."""
 CORS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "OPTIONS, POST, PATCH, DELETE",
-    "Access-Control-Allow-Headers": f"Authorization, Content-Type, If-Match, {MOST_TARGET}",
+    "Access-Control-Allow-Headers": f"Authorization, Content-Type, If-Match, {MOST_TARGET}, {FORMER}, {PLAYED}",
     "Access-Control-Expose-Headers": f"Location, Link, ETag, {TARGET}",
     "Access-Control-Max-Age": "86400",
 }
@@ -86,9 +92,12 @@ async def offer(request: web.Request) -> web.Response:
     session = _session(request)
     SESSION.set(session.ident)
     try:
-        peer, answer = await request.app[PEERS].add(session, await _text(request), _most_target_s(request))
+        former, played = request.headers.get(FORMER), _played(request)
+        peer, answer = await request.app[PEERS].add(session, await _text(request), _most_target_s(request), former, played)
     except NoSuchSession as error:
         raise Refused(404, error) from error
+    except Occupied as error:
+        raise Refused(409, error, {"Retry-After": "1"}) from error
     except BadOffer as error:
         raise Refused(400, error) from error
     location = str(request.app.router["whep-listener"].url_for(ident=peer.ident))
@@ -149,6 +158,15 @@ def _most_target_s(request: web.Request) -> float | None:
     if not re.fullmatch(r"[0-9]{2,4}", value):
         raise Refused(400, f"{MOST_TARGET}: expected milliseconds from 10 to 9999, this is {value[:60]!r}; leave it out if there is no target")
     return int(value) / 1000
+
+
+def _played(request: web.Request) -> int | None:
+    value = request.headers.get(PLAYED)
+    if value is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,10}", value) or int(value) >= 2**32:
+        raise Refused(400, f"{PLAYED}: expected an RTP timestamp, this is {value[:60]!r}; leave it out if nothing was played")
+    return int(value)
 
 
 def _token(request: web.Request) -> str | None:

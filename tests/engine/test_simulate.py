@@ -72,8 +72,7 @@ class Watched(Scheduler):
     def pick(self, now_s: float, utterances: Iterable[Utterance]) -> Launch | None:
         everyone = list(utterances)
         # Before the pick, which learns from it how many rows are usual.
-        self._least = self.least_chunk()
-        work = [item for item in (self.ready(u, now_s) for u in everyone) if item is not None]
+        work = self.survey(now_s, everyone)
         launch = super().pick(now_s, everyone)
         self.must_be_right(launch, work)
         if launch is not None:
@@ -106,6 +105,7 @@ def test_in_any_world_everyone_is_spoken_to_the_end(arrivals: list[Arrival], sca
 
 @settings(max_examples=100 * SOAK, deadline=None)
 @given(st.lists(st.floats(0.0, 2.0), min_size=2, max_size=12))
+@example([0.0] * 6)
 def test_a_device_known_to_be_too_slow_refuses_rather_than_break_what_it_has_begun(at_s: list[float]) -> None:
     """A device that can keep some of them: who finds no room within the limit is refused, who was admitted hears no gap longer than
     a forecast can tell."""

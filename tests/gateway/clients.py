@@ -29,6 +29,8 @@ class Speaker:
         self.created: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
         self.pcm = bytearray()
+        self.frames = 0
+        """Binary ones."""
 
     @classmethod
     async def connect(cls, client: TestClient[web.Request, web.Application]) -> Speaker:
@@ -46,6 +48,7 @@ class Speaker:
                 message = await self.socket.receive()
                 if message.type is WSMsgType.BINARY:
                     self.pcm += message.data
+                    self.frames += 1
                     continue
                 assert message.type is WSMsgType.TEXT, (message, self.events)
                 event: dict[str, Any] = message.json()

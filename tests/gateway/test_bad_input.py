@@ -305,7 +305,7 @@ async def test_socket_closed_in_mid_speech(connect, engine: StandInEngine) -> No
     speaker = await connect()
     await speaker.send("text.append", text="A sentence that takes its time to be said, for it has many words.")
     await speaker.event("utterance.started")
-    speaker.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+    await speaker.close()
     await asyncio.sleep(0.3)
     assert engine.utterances[0].cancelled
     await works(await connect())

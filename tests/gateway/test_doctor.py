@@ -15,8 +15,11 @@ import pytest
 import torch
 
 from engine import EngineInfo, checkup
-from engine.config import LATENCY
+from engine.config import LATENCY, profile
+from engine.errors import DeviceError
 from engine.finding import Finding
+from engine.gpu import device
+from engine.gpu.memory import Memory
 from gateway import doctor, examination
 from gateway.config import GatewayConfig
 from tests.conftest import FIXTURES
@@ -128,14 +131,25 @@ def test_kernels_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert finding.state == "note" and "no-such-compiler" in finding.what and finding.remedy
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, *, built: str | None, driver: str | None, seen: bool) -> list[Finding]:
+def gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    built: str | None,
+    driver: str | None,
+    seen: bool,
+    capability: tuple[int, int] = (9, 0),
+    triton: object = SimpleNamespace(),
+) -> list[Finding]:
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(checkup, "_driver", lambda: driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(name="A GPU", major=9, minor=0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "A GPU")
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ONES(*shape))
+    monkeypatch.setattr(device.kernels, "triton", triton)
     return list(checkup.gpus())
 
 
@@ -146,7 +160,31 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     (old,) = gpu(monkeypatch, built="13.0", driver="470.1", seen=False)
     assert old.state == "broken" and "driver 470.1" in old.what and "Update the driver" in old.remedy
     (good,) = gpu(monkeypatch, built="13.0", driver="570.1", seen=True)
+    (aged,) = gpu(monkeypatch, built="13.0", driver="570.1", seen=True, capability=(7, 5))
+    assert aged.state == "note" and "compute capability 7.5, 8.0 (Ampere) is needed" in aged.remedy
+    (bare,) = gpu(monkeypatch, built="13.0", driver="570.1", seen=True, triton=None)
+    assert bare.state == "note" and "Triton is not installed" in bare.remedy
     assert good.state == "ok" and good.what.startswith("0: A GPU, 70.0 of 80.0 GiB free, compute capability 9.0, driver 570.1, CUDA 13.0, ")
+
+
+def test_a_model_too_large_for_a_gpu_says_how_many_slots_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = profile("latency", "cuda")
+    need = Memory.of(CHECKPOINT, config)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (need.total - 200 * need.slot, 80 << 30))
+    finding = checkup.model_fits(CHECKPOINT, config, "cuda:0")
+    assert finding.state == "broken" and finding.remedy.startswith("Take --slots 312 or fewer")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (need.total, 80 << 30))
+    assert checkup.model_fits(CHECKPOINT, config, "cuda:0").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("cuda", "PyTorch finds no GPU"), ("gpu", "'gpu' is unknown, expected auto, cpu, cuda or cuda:N")],
+)
+def test_a_device_that_is_not_there(name: str, message: str) -> None:
+    assert device.choose("auto").type == device.choose("cpu").type == "cpu"
+    with pytest.raises(DeviceError, match=message):
+        device.choose(name)
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,3 +96,12 @@ async def test_an_engine_that_never_answers_is_told_and_killed(monkeypatch: pyte
         with pytest.raises(EngineUnavailable, match="no engine answered"):
             await engines.first_start()
     assert time.monotonic() - begun_s < 5
+
+
+async def test_what_is_set_for_an_engine_reaches_the_one_that_is_started(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    command = (sys.executable, "-c", f"import pathlib, sys; pathlib.Path({str(told)!r}).write_text(' '.join(sys.argv[1:])); sys.exit(3)")
+    async with EnginePool(GatewayConfig(device="cuda:1", profile="throughput", slots=40), command) as engines:
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(engines.first_start(), 10)
+    assert told.read_text().endswith("--device cuda:1 --profile throughput --slots 40")

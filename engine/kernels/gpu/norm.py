@@ -1,0 +1,73 @@
+# mypy: disable-error-code="no-untyped-def"
+"""RMSNorm and the SiLU gate of many rows, beside matrix products that are cuBLAS's."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels import gpu
+from engine.kernels.gpu import by_kernel, jit, power_of_two, tl, triton
+
+_GATE_BLOCK = 1024
+
+
+def rms_norm_twin(x: Tensor, w: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * w.float()).to(x.dtype)
+
+
+def silu_mul_twin(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.float().chunk(2, -1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def rms_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
+    """w * x / sqrt(mean(x^2) + eps), the mean in float32: x [R, K], w [K] -> [R, K]."""
+    if not by_kernel(x):
+        return rms_norm_twin(x, w, eps)
+    assert x.is_contiguous()
+    out = torch.empty_like(x)
+    options = {"launch_pdl": True} if gpu.PDL else {}
+    rms_norm_kernel[(x.shape[0],)](x, w, out, x.shape[1], eps, BLOCK=power_of_two(x.shape[1]), PDL=gpu.PDL, num_warps=8, **options)
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """SiLU(g) * u of the halves of gate_up [R, 2 I] -> [R, I]."""
+    if not by_kernel(gate_up):
+        return silu_mul_twin(gate_up)
+    assert gate_up.is_contiguous()
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    options = {"launch_pdl": True} if gpu.PDL else {}
+    silu_mul_kernel[(rows, triton.cdiv(width, _GATE_BLOCK))](gate_up, out, width, BLOCK=_GATE_BLOCK, PDL=gpu.PDL, num_warps=4, **options)
+    return out
+
+
+@jit
+def rms_norm_kernel(x, w, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    inside = k < width
+    scale = tl.load(w + k, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    v = tl.load(x + row * width + k, mask=inside, other=0.0).to(tl.float32)
+    v *= 1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / width + eps)
+    tl.store(out + row * width + k, (v * scale).to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < width
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    gate = tl.load(gate_up + row * 2 * width + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)

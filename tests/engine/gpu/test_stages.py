@@ -1,0 +1,146 @@
+"""GpuStages say what Stages say, though they learn late what they have drawn. Where there is no GPU they run eagerly on the kernels' twins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import conform
+from engine.gpu.device import conforming_stages
+from engine.gpu.stages import GpuStages
+from engine.loop import EngineLoop
+from engine.messages import AudioChunk, Cancel, Sampling
+from engine.model.checkpoint import Checkpoint, load_checkpoint
+from engine.scheduler import Stage
+from engine.stages import BaseStages, Stages
+from tests.conftest import FIXTURES
+from tests.engine.test_loop import CONFIG, ME, World
+
+TEXTS = ["one two three four", "the quick brown fox jumps over the lazy dog", "five", "six seven"]
+
+
+@dataclass
+class Late:
+    """A launch that is said to be done only after having been asked `left` times."""
+
+    pending: Any
+    left: int
+
+    def done(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def result(self) -> object:
+        return self.pending.result()
+
+    @property
+    def seconds(self) -> float:
+        return 0.001
+
+
+class LateStages(GpuStages):
+    lateness = 0
+
+    def launch(self, stage: Stage, slots: list[int], first: list[int], frames: int) -> Any:
+        return Late(super().launch(stage, slots, first, frames), self.lateness)
+
+
+class GpuWorld(World):
+    """`stages` are those of the GPU, or the CPU's."""
+
+    def __init__(self, checkpoint: Checkpoint, kind: type[BaseStages] = GpuStages, *, lateness: int = 0, **changes: object) -> None:
+        config = replace(CONFIG, **changes)  # type: ignore[arg-type]
+        self.now_s = 0.0
+        self.events = []
+        stages = kind(checkpoint, config)
+        if isinstance(stages, GpuStages):
+            for _ in stages.capture():
+                pass
+        if isinstance(stages, LateStages):
+            stages.lateness = lateness
+        self.stages = stages  # type: ignore[assignment]
+        self.loop = EngineLoop(stages, config, lambda client, event: self.events.append(event), lambda: self.now_s)
+
+    def say_all(self, greedy: bool) -> list[tuple[str, np.ndarray]]:
+        for number, text in enumerate(TEXTS):
+            self.open(number, text, sampling=Sampling(seed=number, greedy=greedy), max_frames=30)
+        self.run()
+        assert self.stages.free_slots == self.loop.config.slots
+        return [(self.done(number).reason, self.pcm(number)) for number in range(len(TEXTS))]
+
+
+@pytest.fixture(scope="module", params=["cv17", "cv06"])
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    return load_checkpoint(FIXTURES / "checkpoints" / request.param)
+
+
+def assert_alike(wanted: list[tuple[str, np.ndarray]], found: list[tuple[str, np.ndarray]]) -> None:
+    for (why, samples), (why_too, samples_too) in zip(wanted, found, strict=True):
+        assert why == why_too and len(samples) == len(samples_too) > 0
+        # Two ways of computing the same in float32, rounded to 16 bits.
+        assert np.abs(samples.astype(int) - samples_too).max() <= 4
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_says_what_the_cpu_says(checkpoint: Checkpoint, greedy: bool) -> None:
+    assert_alike(GpuWorld(checkpoint, Stages).say_all(greedy), GpuWorld(checkpoint).say_all(greedy))
+
+
+@pytest.mark.parametrize("lateness", [1, 2, 5])
+def test_what_is_learnt_late_changes_nothing_that_is_heard(checkpoint: Checkpoint, lateness: int) -> None:
+    ends = set()
+    for greedy in (True, False):
+        wanted = GpuWorld(checkpoint, Stages).say_all(greedy)
+        assert_alike(wanted, GpuWorld(checkpoint, LateStages, lateness=lateness).say_all(greedy))
+        ends |= {why for why, _ in wanted}
+    assert "end" in ends, "no text ended by itself: nothing was made beyond an end"
+
+
+def test_at_most_two_launches_are_under_way(checkpoint: Checkpoint) -> None:
+    world = GpuWorld(checkpoint, LateStages, lateness=3)
+    most = 0
+    for number, text in enumerate(TEXTS):
+        world.open(number, text, max_frames=10)
+    while not world.loop.idle:
+        world.loop.turn(world.now_s)
+        most = max(most, len(world.loop._flights))
+        world.now_s += 0.001
+    assert most == 2
+
+
+def test_a_slot_given_back_in_mid_flight_serves_the_next_one_whole(checkpoint: Checkpoint) -> None:
+    wanted = GpuWorld(checkpoint, Stages)
+    wanted.open(9, TEXTS[1], sampling=Sampling(seed=9), max_frames=20)
+    wanted.run()
+    for turns in range(1, 14, 3):
+        world = GpuWorld(checkpoint, LateStages, lateness=2, slots=1)
+        world.open(1, TEXTS[0], sampling=Sampling(seed=1), max_frames=20)
+        for _ in range(turns):
+            world.loop.turn(world.now_s)
+            world.now_s += 0.001
+        world.loop.handle(ME, Cancel(world.loop.epoch, 1), world.now_s)
+        heard = len([event for event in world.events if isinstance(event, AudioChunk) and event.utterance == 1])
+        world.open(9, TEXTS[1], sampling=Sampling(seed=9), max_frames=20)
+        world.run()
+        assert_alike([("", wanted.pcm(9))], [("", world.pcm(9))])
+        assert len([event for event in world.events if isinstance(event, AudioChunk) and event.utterance == 1]) == heard
+
+
+def test_a_text_of_more_words_than_one_delivery_holds(checkpoint: Checkpoint) -> None:
+    text = "one two three four five six seven eight nine ten. " * 60
+    worlds = [GpuWorld(checkpoint, kind, positions=2048) for kind in (Stages, GpuStages)]
+    for world in worlds:
+        world.open(0, text, sampling=Sampling(seed=3), max_frames=20)
+        world.open(1, text, sampling=Sampling(seed=4), max_frames=20)
+        world.run()
+    for number in (0, 1):
+        assert_alike([("", worlds[0].pcm(number))], [("", worlds[1].pcm(number))])
+
+
+def test_conforms_by_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    """All variants, layouts, clone voices: what is heard is the official code's, sample by sample."""
+    assert conform.run(FIXTURES, [], conforming_stages) == 0
+    assert "26 passed, 0 failed" in capsys.readouterr().out

@@ -1,0 +1,158 @@
+"""On a GPU: does the engine say what it says on a CPU, and what does each launch cost? `make gpu-check`.
+
+Each fixture checkpoint speaks on the CPU and, in float32, through captured graphs; then a checkpoint of the released shape with random
+weights is captured in bfloat16 and every graph timed. The table goes to standard output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.config import GPU_LATENCY, EngineConfig
+from engine.gpu.stages import TIMED, GpuStages
+from engine.loop import EngineLoop
+from engine.messages import Append, AudioChunk, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
+from engine.model.checkpoint import load_checkpoint
+from engine.scheduler import Stage
+from engine.stages import BaseStages, Stages
+
+FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures" / "checkpoints"
+SMALL = EngineConfig(slots=8, positions=256, buckets=(1, 2, 4, 8), chunk_frames=(1, 2, 4))
+TEXTS = ["one two three four", "the quick brown fox jumps over the lazy dog", "five"]
+
+
+def speak(stages: BaseStages, sampling: list[Sampling], *, gap_turns: int = 0, frames: int = 24) -> dict[int, tuple[str, np.ndarray]]:
+    """Each text with its sampling through the loop, `gap_turns` turns apart: why it ended and its samples."""
+    events: list[Event] = []
+    loop = EngineLoop(stages, stages.config, lambda _, event: events.append(event))
+    for number, one in enumerate(sampling):
+        request = SpeechRequest(pace="file", max_frames=frames, sampling=one)
+        for command in (Open(loop.epoch, number, request), Append(loop.epoch, number, TEXTS[number % len(TEXTS)]), Finish(loop.epoch, number)):
+            loop.handle(b"", command, time.monotonic())
+        for _ in range(gap_turns):
+            loop.turn(time.monotonic())
+    while not loop.idle:
+        loop.turn(time.monotonic())
+    said = {}
+    for number in range(len(sampling)):
+        own = [event for event in events if getattr(event, "utterance", -1) == number]
+        last = own[-1]
+        why = last.reason if isinstance(last, Done) else f"failed: {last.message}" if isinstance(last, Failed) else str(last)
+        said[number] = why, np.frombuffer(b"".join(event.pcm for event in own if isinstance(event, AudioChunk)), np.int16)
+    return said
+
+
+def check_fixtures(device: torch.device) -> int:
+    bad = 0
+    for folder in sorted(FIXTURES.iterdir()):
+        cpu = load_checkpoint(folder)
+        if cpu.config.clones_voices:
+            continue
+        stages = Stages(cpu, SMALL)
+        gpu = GpuStages(load_checkpoint(folder, device=device), SMALL)
+        for _ in gpu.capture():
+            pass
+        gpu.warm_up()
+        for greedy in (True, False):
+            sampling = [Sampling(seed=seed, greedy=greedy) for seed in range(6)]
+            wanted, found = speak(stages, sampling), speak(gpu, sampling)
+            errors = []
+            for number, (why, samples) in wanted.items():
+                why_gpu, samples_gpu = found[number]
+                same = why == why_gpu and len(samples) == len(samples_gpu)
+                errors.append(int(np.abs(samples.astype(int) - samples_gpu).max()) if same and len(samples) else -1)
+            ok = all(0 <= error <= 4 for error in errors)
+            bad += not ok
+            print(
+                f"{'ok  ' if ok else 'FAIL'} {folder.name} {'greedy' if greedy else 'drawn'}: largest difference of samples, by utterance: {errors}"
+            )
+            again = speak(gpu, sampling, gap_turns=3)
+            twice = speak(gpu, sampling, gap_turns=3)
+            moved = sum(not np.array_equal(again[n][1], twice[n][1]) for n in again)
+            print(f"     the same launches again: {moved} of {len(again)} differ")
+    return bad
+
+
+def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> None:
+    begin_s = time.monotonic()
+    stages = GpuStages(load_checkpoint(folder, dtype=torch.bfloat16, codec_dtype=torch.float32, device=device), config)
+    torch.cuda.synchronize()
+    loaded_s = time.monotonic()
+    print(f"loaded in {loaded_s - begin_s:.1f} s, {torch.cuda.memory_allocated() / 2**30:.1f} GiB")
+    slow: list[tuple[float, str]] = []
+    at_s = loaded_s
+    for what in stages.capture():
+        slow.append((time.monotonic() - at_s, what))
+        at_s = time.monotonic()
+    print(f"{len(slow)} graphs captured in {at_s - loaded_s:.1f} s, {torch.cuda.memory_reserved() / 2**30:.1f} GiB; slowest: {sorted(slow)[-4:]}")
+    with torch.inference_mode():
+        stages._measure(stages._warm_prefixes())
+    buckets = [size for size in config.buckets]
+    print("ms by rows        " + " ".join(f"{size:>7}" for size in buckets))
+    for stage in (Stage.TALKER, Stage.PREDICTOR):
+        print(f"{stage.name.lower():18}" + " ".join(f"{stages.costs.estimate(stage, size) * 1000:7.3f}" for size in buckets))
+    for frames in stages.frame_sizes:
+        costs = [stages.costs.estimate(Stage.CODEC, size, frames) * 1000 for size in buckets if size <= config.codec_rows]
+        print(f"codec, {frames:2} frames   " + " ".join(f"{cost:7.3f}" for cost in costs))
+    print(f"prefill of {config.prefill_rows} rows: {stages.costs.estimate(Stage.PREFILL, 1) * 1000:.3f} ms")
+    for stage in (Stage.TALKER, Stage.PREDICTOR):
+        for size in (1, 8, 64):
+            profile(stages, stage, size)
+    for count in (1, 32):
+        sampling = [Sampling(seed=seed) for seed in range(count)]
+        begin_s = time.monotonic()
+        said = speak(stages, sampling, frames=50)
+        took_s = time.monotonic() - begin_s
+        audio_s = sum(len(samples) for _, samples in said.values()) / 24000
+        ends = sorted({why for why, _ in said.values()})
+        print(f"{count} downloads of 50 frames: {audio_s:.1f} s of audio in {took_s:.2f} s, {audio_s / took_s:.0f} x real time; ends: {ends}")
+
+
+def profile(stages: GpuStages, stage: Stage, bucket: int) -> None:
+    """Where a launch's time goes, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler, torch.inference_mode():
+        stages._timed(stage, bucket)
+        torch.cuda.synchronize()
+    launches = 1 + TIMED
+    print(f"{stage.name.lower()}, {bucket} rows: us a launch, times a launch, us each")
+    averages = sorted(profiler.key_averages(), key=lambda entry: -entry.self_device_time_total)
+    for entry in averages[:12]:
+        total = entry.self_device_time_total / launches
+        print(f"  {total:8.1f} {entry.count / launches:6.1f} {entry.self_device_time_total / entry.count:7.2f}  {entry.key[:90]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a checkpoint folder; default: random weights in the shape of 1.7B-CustomVoice")
+    parser.add_argument("--only", choices=("fixtures", "times"), help="one half of it")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("error: no GPU here; run this on a machine with one", file=sys.stderr)
+        return 2
+    device = torch.device("cuda")
+    torch.cuda.set_stream(torch.cuda.Stream())
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    bad = 0 if arguments.only == "times" else check_fixtures(device)
+    if arguments.only == "fixtures":
+        return 1 if bad else 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.model
+        if folder is None:
+            from engine.random_checkpoint import make
+
+            folder = Path(scratch) / "model"
+            begin_s = time.monotonic()
+            make(folder, "1.7B-CustomVoice", 0)
+            print(f"random checkpoint made in {time.monotonic() - begin_s:.1f} s")
+        time_graphs(folder, GPU_LATENCY, device)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
