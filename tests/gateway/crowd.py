@@ -8,7 +8,8 @@ import sys
 
 import aiohttp
 
-from tests.gateway.ways import MuteProxy, Place, speaking
+from tests.gateway.mute_proxy import MuteProxy
+from tests.gateway.ways import Place, speaking
 
 
 async def main(url: str, count: int) -> None:

@@ -18,9 +18,10 @@ import aiohttp
 import pytest
 
 from engine import EngineClient
+from tests.gateway.mute_proxy import MuteProxy
 from tests.gateway.stand_in import RATE, speech
 from tests.gateway.watched import descriptors, resident_kb
-from tests.gateway.ways import WAYS, MuteProxy, Place, Way, heard_out
+from tests.gateway.ways import WAYS, Place, Way, heard_out
 
 ROOT = Path(__file__).parents[2]
 SESSIONS = 200
