@@ -225,6 +225,11 @@ class EngineLoop:
         for key in [key for key in (*self._active, *self._waiting) if key[0] == client]:
             self._forget(key)
 
+    def give_up(self, client: bytes, error: EngineError) -> None:
+        """A client has been silent for too long: fail its utterances."""
+        for key in [key for key in (*self._active, *self._waiting) if key[0] == client]:
+            self._fail(key, error)
+
     def open_tokens(
         self,
         number: int,

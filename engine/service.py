@@ -19,6 +19,7 @@ import torch
 import zmq
 
 from engine.config import EngineConfig, describe, deterministic, profile
+from engine.errors import EngineUnavailable
 from engine.gpu.device import choose, make_stages
 from engine.loop import EngineLoop
 from engine.messages import Event, decode_address, decode_command, encode, explain
@@ -29,8 +30,11 @@ from engine.stages import BaseStages, Stages
 
 log = logging.getLogger(__name__)
 
-# How often an idle engine looks whether its parent still lives.
+# How often an idle engine looks whether its parent, and its clients, still live.
 WATCH_S = 1.0
+# Clients say Hello every second. A process that was killed, or a host that has gone, does not; ZeroMQ tells of it only when something is
+# sent there, and to an utterance that waits for text, credit or its listener nothing is.
+GONE_S = 10.0
 
 
 def serve(
@@ -101,6 +105,8 @@ class Service:
         self.loop = EngineLoop(stages, config, self._send)
         self._socket = socket
         self._gone: set[bytes] = set()
+        self._heard_s: dict[bytes, float] = {}
+        """When each client last gave a sign of life."""
         self._stopping = False
         self._parent = os.getppid()
 
@@ -111,6 +117,7 @@ class Service:
     def run(self) -> None:
         while not self._stopping and os.getppid() == self._parent:
             self._receive()
+            self._miss(time.monotonic())
             wait_s = self.loop.turn(time.monotonic())
             for client in self._gone:
                 self.loop.drop_client(client)
@@ -126,12 +133,19 @@ class Service:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._heard_s[frames[0]] = time.monotonic()
             try:
                 command = decode_command.decode(frames[-1])
             except msgspec.DecodeError as error:
                 self._refuse(frames[0], frames[-1], error)
                 continue
             self.loop.handle(frames[0], command, time.monotonic())
+
+    def _miss(self, now_s: float) -> None:
+        """Let go of clients from which nothing has come for GONE_S. One that comes back is told what became of its utterances."""
+        for client in [client for client, heard_s in self._heard_s.items() if now_s - heard_s > GONE_S]:
+            del self._heard_s[client]
+            self.loop.give_up(client, EngineUnavailable(f"the engine heard nothing from this client for {GONE_S:g} s"))
 
     def _refuse(self, client: bytes, body: bytes, error: msgspec.DecodeError) -> None:
         """Tell the client what is wrong with a command, if it says which utterance it is for."""

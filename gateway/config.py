@@ -56,6 +56,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_event_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1 << 20
     """A longer event closes its socket; a text too long for the limits above should still fit, to be told so."""
     encoder_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
+    heartbeat_s: Seconds = 20.0
+    """How often a WebSocket from which nothing comes is asked whether it is still there; it has half as long to answer."""
     awake_s: Seconds = 30.0
     """How long a listener's stream runs on in silence after text or speech, so that the next word is played as it came."""
     tap: str | None = None

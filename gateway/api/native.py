@@ -6,7 +6,7 @@ import logging
 import time
 from contextlib import ExitStack
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from gateway.api.outbox import Outbox
 from gateway.api.owner import Owner
@@ -20,7 +20,6 @@ from gateway.rtc.turn import ice_servers
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 20.0
 WHEP_PATH = "/v1/whep"
 
 
@@ -28,6 +27,10 @@ async def speech(request: web.Request) -> web.StreamResponse:
     """GET /v1/speech: a new session; with `?resume=TOKEN&received=COUNT` one whose socket has broken."""
     try:
         return await (_resume(request) if "resume" in request.query else _open(request))
+    except ClientConnectionResetError:
+        log.debug("a client went away before its socket was open")
+        # Nobody is there to read it.
+        return web.Response(status=499, reason="Client Closed Request")
     except Refusal as refusal:
         request.app[METRICS].refused(refusal.code)
         return web.json_response(refusal.body, status=refusal.status, headers=refusal.headers)
@@ -90,7 +93,7 @@ async def _resume(request: web.Request) -> web.WebSocketResponse:
 
 def _socket(config: GatewayConfig) -> web.WebSocketResponse:
     # Not autoping: an Owner wants to see the answers to its pings.
-    return web.WebSocketResponse(compress=False, heartbeat=HEARTBEAT_S, max_msg_size=config.max_event_bytes, autoping=False)
+    return web.WebSocketResponse(compress=False, heartbeat=config.heartbeat_s, max_msg_size=config.max_event_bytes, autoping=False)
 
 
 def _note(event: ServerEvent) -> None:

@@ -7,6 +7,7 @@ import hmac
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
@@ -108,6 +109,10 @@ class Owner:
             await asyncio.wait([writer])
             if not writer.cancelled() and (error := writer.exception()) is not None:
                 raise error
+
+    def at_end(self, todo: Callable[[], object]) -> None:
+        """Call this once the session is over."""
+        self._opened.callback(todo)
 
     async def close(self) -> None:
         """End the session."""
@@ -220,8 +225,8 @@ class Owners:
 
     def add(self, owner: Owner) -> None:
         """Known from now on, until its session is over."""
-        self._owners = {ident: known for ident, known in self._owners.items() if not known.over}
         self._owners[owner.session.ident] = owner
+        owner.at_end(lambda: self._owners.pop(owner.session.ident, None))
 
     def by_token(self, token: str) -> Owner:
         """Whose token this is. Raises Refusal."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCRtpSender, RTCSessionDescription
+from aiortc.rtcrtpparameters import RTCRtpSendParameters
 
 from gateway.config import GatewayConfig
 from gateway.events import ServerEvent, Stats
@@ -51,6 +52,7 @@ class Peer:
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._connected = False
         self._over = asyncio.Event()
+        self._closing = False
         self._ufrags: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._connection.add_listener("connectionstatechange", self._state_changed)
@@ -68,6 +70,16 @@ class Peer:
         sender = self._sender = self._connection.addTrack(track)
         # aiortc has no name for it that is public; the pinned version keeps it for its sender reports.
         track.wire_time = lambda: int(sender._RTCRtpSender__rtp_timestamp)  # type: ignore[attr-defined]
+        send = sender.send
+
+        async def send_unless_closing(parameters: RTCRtpSendParameters) -> None:
+            # aiortc goes on connecting while it is closed. A sender that it starts then is never stopped, and reports for ever; so its
+            # connecting ends here.
+            if self._closing:
+                raise asyncio.CancelledError
+            await send(parameters)
+
+        sender.send = send_unless_closing  # type: ignore[method-assign]
         # A listener never sends, whatever it offers.
         self._connection.getTransceivers()[0].direction = "sendonly"
         answered = False
@@ -113,6 +125,7 @@ class Peer:
 
     async def _abandon(self) -> None:
         """Close a connection that never got as far as an answer."""
+        self._closing = True
         try:
             await self._connection.close()
         except AttributeError:
@@ -136,6 +149,7 @@ class Peer:
                     log.info("listener %s has gone: nothing came from it for %g s", self.ident, self._config.silent_s)
                     break
         finally:
+            self._closing = True
             await self._connection.close()
             self._gone(self)
 
