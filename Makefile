@@ -33,6 +33,8 @@ bench: $(VENV)/.dev system
 # On a machine with a GPU and PyTorch's CUDA build; GPU_PYTHON is its interpreter.
 GPU_PYTHON ?= python3
 gpu-check:
+	PYTHONPATH=. $(GPU_PYTHON) -m pytest -q tests/engine/gpu
+	PYTHONPATH=. $(GPU_PYTHON) -m engine conform tests/fixtures --device cuda
 	PYTHONPATH=. $(GPU_PYTHON) tools/gpu_check.py $(ARGS)
 
 gpu-bench:

@@ -25,9 +25,9 @@ def main() -> int:
     )
     serve.add_argument("--profile", choices=sorted(PROFILES), default="latency")
     serve.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; auto is a GPU if there is one that can be used")
-    serve.add_argument("--slots", type=int, help="utterances at once, each with its share of memory; default: the profile's")
+    serve.add_argument("--slots", type=positive, help="utterances at once, each with its share of memory; default: the profile's")
     serve.add_argument("--deterministic", action="store_true", help="launches of one shape: the same bits whatever else is spoken, at a higher cost")
-    serve.add_argument("--threads", type=int, help="CPU threads of the model")
+    serve.add_argument("--threads", type=positive, help="CPU threads of the model")
     serve.add_argument("--trace", type=Path, help="on exit, write every launch to this file as JSON lines")
     serve.add_argument("--log-format", choices=("text", "json"), default="text")
     serve.add_argument("--log-level", choices=("info", "warning", "error"), default="info")
@@ -54,11 +54,11 @@ def main() -> int:
 
             if arguments.device == "cpu":
                 return 1 if run(arguments.folder, arguments.case) else 0
-            from engine.gpu.device import choose, conforming_stages, use
+            from engine.gpu import conform as gpu_conform
+            from engine.gpu.device import choose, use
 
-            device = choose(arguments.device)
-            use(device)
-            return 1 if run(arguments.folder, arguments.case, conforming_stages, device) else 0
+            use(device := choose(arguments.device))
+            return 1 if gpu_conform.run(arguments.folder, arguments.case, device) else 0
         if arguments.command == "bench":
             from engine.bench import run as run_bench
 
@@ -95,6 +95,13 @@ def main() -> int:
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def positive(value: str) -> int:
+    """Raises ValueError."""
+    if (number := int(value)) < 1:
+        raise ValueError
+    return number
 
 
 if __name__ == "__main__":

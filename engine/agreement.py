@@ -22,7 +22,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import Overloaded
-from engine.loop import TraceEntry
+from engine.flight import TraceEntry
 from engine.measured import Measured, Record, Stamp
 from engine.messages import AudioChunk, Sampling, SpeechRequest
 from engine.playback import PlaybackClock

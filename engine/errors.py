@@ -33,6 +33,10 @@ class DeviceError(EngineError):
     code = "device_unusable"
 
 
+class DeviceLost(Exception):
+    """The device has failed and computes nothing more in this process, which is to end: whoever started it starts another."""
+
+
 class RequestRefused(EngineError):
     """The request cannot be spoken as it stands: the message names the field and the remedy."""
 

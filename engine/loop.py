@@ -6,8 +6,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from engine.admission import FULL_FOR_S, Admission
 from engine.config import EngineConfig
-from engine.errors import EngineError, Overloaded, RequestRefused, UtteranceFailed
+from engine.errors import DeviceLost, EngineError, Overloaded, RequestRefused, UtteranceFailed
+from engine.flight import Flight, TraceEntry
 from engine.guard import longest_s
 from engine.messages import (
     PROTOCOL_VERSION,
@@ -44,7 +45,7 @@ from engine.opening import Opening, Voice
 from engine.playback import PlaybackClock
 from engine.request import Utterance
 from engine.scheduler import Launch, Scheduler, Stage
-from engine.stages.base import BaseStages, Launched
+from engine.stages.base import BaseStages
 from engine.tally import Tally
 
 log = logging.getLogger(__name__)
@@ -64,37 +65,6 @@ ONSET_SHARE = 0.1
 TRACE_LAUNCHES = 10_000
 # Seconds of speech a character usually takes.
 USUAL_S = 0.07
-
-
-@dataclass(eq=False)
-class Flight:
-    """A launch under way: its voices as they were, and for each row the number of its token or first frame."""
-
-    launch: Launch
-    voices: list[Voice]
-    first: list[int]
-    pending: Launched
-    silent: int
-    starts_s: float
-    called_s: float
-    """How long the call took that made it."""
-    host_s: float
-    opened: int
-
-
-@dataclass(frozen=True)
-class TraceEntry:
-    """One launch; `silent` of its rows had not sounded yet. Rows are utterance numbers. Before it the host took `host_s` since the
-    launch before or since it woke, and opened `opened` utterances."""
-
-    starts_s: float
-    ends_s: float
-    stage: Stage
-    rows: tuple[int, ...]
-    frames: int
-    silent: int
-    host_s: float
-    opened: int
 
 
 class EngineLoop:
@@ -196,7 +166,7 @@ class EngineLoop:
 
     def turn(self, now_s: float) -> float | None:
         """Retire what is done, admit, then make at most one launch. Returns seconds until something is due: 0 after a launch and while
-        one is under way, None if only a command can change anything."""
+        one is under way, None if only a command can change anything. Raises DeviceLost: the engine is to end then."""
         self._retire_done()
         if len(self._flights) >= self.stages.depth:
             return 0.0
@@ -209,26 +179,23 @@ class EngineLoop:
         if launch is None:
             self._free_at_s = None
             return 0.0 if self._flights else self._next_due(now_s, utterances)
-        try:
+        with self._supervised(launch):
             self._launch(launch)
-        except Exception:
-            # The border of supervision: a launch that breaks costs its own rows, not the engine.
-            log.exception("a launch of %s over %d rows failed", launch.stage.name, len(launch.rows))
-            for u in launch.rows:
-                if (u.client, u.number) in self._active:
-                    self._fail((u.client, u.number), UtteranceFailed("the engine failed in mid-utterance; its log has the cause"))
         self._retire_done()
         return 0.0
 
     def drop_client(self, client: bytes) -> None:
         """A client has gone: forget its utterances."""
-        for key in [key for key in (*self._active, *self._waiting) if key[0] == client]:
+        for key in self._of(client):
             self._forget(key)
 
     def give_up(self, client: bytes, error: EngineError) -> None:
         """A client has been silent for too long: fail its utterances."""
-        for key in [key for key in (*self._active, *self._waiting) if key[0] == client]:
+        for key in self._of(client):
             self._fail(key, error)
+
+    def _of(self, client: bytes) -> list[tuple[bytes, int]]:
+        return [key for key in (*self._active, *self._waiting) if key[0] == client]
 
     def open_tokens(
         self,
@@ -426,7 +393,22 @@ class EngineLoop:
     def _retire_done(self) -> None:
         """Take the results of launches that are done, in their order."""
         while self._flights and self._flights[0].pending.done():
-            self._retire(self._flights.popleft())
+            flight = self._flights.popleft()
+            with self._supervised(flight.launch):
+                self._retire(flight)
+
+    @contextmanager
+    def _supervised(self, launch: Launch) -> Iterator[None]:
+        """The border of supervision: a launch that breaks, or what it returned, costs its own rows and not the engine."""
+        try:
+            yield
+        except DeviceLost:
+            raise
+        except Exception:
+            log.exception("a launch of %s over %d rows failed", launch.stage.name, len(launch.rows))
+            for u in launch.rows:
+                if (u.client, u.number) in self._active:
+                    self._fail((u.client, u.number), UtteranceFailed("the engine failed in mid-utterance; its log has the cause"))
 
     def _retire(self, flight: Flight) -> None:
         launch = flight.launch
@@ -451,9 +433,7 @@ class EngineLoop:
         seconds = flight.called_s if flight.pending.seconds is None else flight.pending.seconds
         self.stages.costs.record(launch.stage, len(launch.rows), launch.frames, seconds)
         self._tally.launched(launch.stage, len(launch.rows), seconds)
-        rows = tuple(u.number for u in launch.rows)
-        ends_s = flight.starts_s + seconds
-        self.trace.append(TraceEntry(flight.starts_s, ends_s, launch.stage, rows, launch.frames, flight.silent, flight.host_s, flight.opened))
+        self.trace.append(flight.entry(seconds))
         for voice in flight.voices:
             u = voice.utterance
             if u.complete and not u.in_flight and self._active.get((u.client, u.number)) is voice:

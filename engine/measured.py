@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from engine.loop import TraceEntry
+from engine.flight import TraceEntry
 from engine.scheduler import Launch, Stage, StageCosts
 from engine.simulate import Durations
 

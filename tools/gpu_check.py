@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engine.config import GPU_LATENCY, EngineConfig
+from engine.gpu.device import captured, use
 from engine.gpu.stages import TIMED, GpuStages
 from engine.loop import EngineLoop
 from engine.messages import Append, AudioChunk, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
@@ -60,9 +61,7 @@ def check_fixtures(device: torch.device) -> int:
         if cpu.config.clones_voices:
             continue
         stages = Stages(cpu, SMALL)
-        gpu = GpuStages(load_checkpoint(folder, device=device), SMALL)
-        for _ in gpu.capture():
-            pass
+        gpu = captured(GpuStages(load_checkpoint(folder, device=device), SMALL))
         gpu.warm_up()
         for greedy in (True, False):
             # Every bucket by itself: each is another graph, and one row takes other kernels than many.
@@ -134,7 +133,7 @@ def main() -> int:
         print("error: no GPU here; run this on a machine with one", file=sys.stderr)
         return 2
     device = torch.device("cuda")
-    torch.cuda.set_stream(torch.cuda.Stream())
+    use(device)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     bad = 0 if arguments.only == "times" else check_fixtures(device)
     if arguments.only == "fixtures":

@@ -14,7 +14,7 @@ from engine.errors import DeviceError
 from engine.gpu.memory import Memory
 from engine.gpu.stages import GpuStages
 from engine.kernels import gpu as kernels
-from engine.model.checkpoint import Checkpoint, load_checkpoint
+from engine.model.checkpoint import load_checkpoint
 from engine.stages import BaseStages, Stages
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,6 @@ def use(device: torch.device) -> None:
     torch.cuda.set_stream(torch.cuda.Stream(priority=-1))  # type: ignore[no-untyped-call]
 
 
-def conforming_stages(checkpoint: Checkpoint, config: EngineConfig) -> BaseStages:
-    """For `conform`: in the checkpoint's own dtype, where it lies."""
-    stages = GpuStages(checkpoint, config)
-    _capture(stages)
-    return stages
-
-
 def make_stages(folder: Path, config: EngineConfig, device: torch.device) -> BaseStages:
     """Load a checkpoint onto a device and make its stages ready to launch. Raises CheckpointError and DeviceError."""
     if device.type == "cpu":
@@ -85,19 +78,19 @@ def make_stages(folder: Path, config: EngineConfig, device: torch.device) -> Bas
     if need.total > free:
         raise DeviceError(need.shortage(free))
     try:
-        gpu = GpuStages(load_checkpoint(folder, dtype=torch.bfloat16, codec_dtype=torch.float32, device=device), config)
-        _capture(gpu)
+        gpu = captured(GpuStages(load_checkpoint(folder, dtype=torch.bfloat16, codec_dtype=torch.float32, device=device), config))
         gpu.warm_up()
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{need.shortage(free)} ({str(error).splitlines()[0]})") from error
     return gpu
 
 
-def _capture(stages: GpuStages) -> None:
-    """With a bar for whoever watches, and a line in the log for whoever does not."""
+def captured(stages: GpuStages) -> GpuStages:
+    """The same, ready to be launched; with a bar for whoever watches, and a line in the log for whoever does not."""
     begin_s, count = time.monotonic(), stages.graph_count
     for done, what in enumerate(stages.capture(), start=1):
         if sys.stderr.isatty():
             filled = 30 * done // count
             print(f"\rcapturing [{'#' * filled:30}] {done}/{count} {what:32}", end="" if done < count else "\n", file=sys.stderr, flush=True)
-    log.info("%d graphs captured in %.1f s", count, time.monotonic() - begin_s)
+    log.info("%d launches made ready in %.1f s", count, time.monotonic() - begin_s)
+    return stages

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.errors import DeviceLost
 from engine.gpu.state import DeviceSlots
 from engine.kernels.gpu.sample import mail
 
@@ -38,7 +39,11 @@ class InFlight:
         self._arrays, self._begin, self._end = arrays, begin, end
 
     def done(self) -> bool:
-        return self._end is None or bool(self._end.query())  # type: ignore[no-untyped-call]
+        """Raises DeviceLost."""
+        try:
+            return self._end is None or bool(self._end.query())  # type: ignore[no-untyped-call]
+        except torch.AcceleratorError as error:
+            raise DeviceLost(str(error)) from error
 
     def results(self) -> Results:
         """Only once done."""
@@ -59,13 +64,13 @@ class Buffers:
 
 
 class Launcher:
-    """Runs works for slots in launch order, on the current stream. `capture` a work for each bucket before it is launched; without a GPU, or
-    with `graphs` off, a work runs as it is."""
+    """Runs works for slots in launch order, on the current stream. `add` a work for each bucket before it is launched; without a GPU a
+    work runs as it is."""
 
-    def __init__(self, slots: DeviceSlots, most_rows: int, result_bytes: int, *, graphs: bool) -> None:
+    def __init__(self, slots: DeviceSlots, most_rows: int, result_bytes: int) -> None:
         self._slots = slots
         self._rows = most_rows
-        self._graphs = graphs and slots.device.type == "cuda"
+        self._graphs = slots.device.type == "cuda"
         self._buffers = Buffers(slots.device, most_rows, result_bytes)
         self._inbox = torch.full((most_rows + 2 * MOST_MAIL,), -1, dtype=torch.int32, device=slots.device)
         self._inbox[:most_rows] = slots.idle
@@ -97,7 +102,13 @@ class Launcher:
         mail(self._slots.control, self._inbox[self._rows : self._rows + MOST_MAIL], self._inbox[self._rows + MOST_MAIL :])
 
     def launch(self, name: object, rows: list[int], bucket: int) -> InFlight:
-        """Run a work for `rows`, padded to `bucket` with the idle slot, after telling the device all that is posted."""
+        """Run a work for `rows`, padded to `bucket` with the idle slot, after telling the device all that is posted. Raises DeviceLost."""
+        try:
+            return self._launch(name, rows, bucket)
+        except torch.AcceleratorError as error:
+            raise DeviceLost(str(error)) from error
+
+    def _launch(self, name: object, rows: list[int], bucket: int) -> InFlight:
         self._slots.rest()
         *more, letter = self._slots.mail(MOST_MAIL)
         for words, values in more:

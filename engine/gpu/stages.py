@@ -55,7 +55,6 @@ class OnItsWay(Generic[T]):
 class GpuStages(BaseStages):
     slots: DeviceSlots
     depth = 2
-    graphs = True
 
     def _build(self) -> None:
         checkpoint, config = self.checkpoint, self.config
@@ -77,7 +76,7 @@ class GpuStages(BaseStages):
         spf = checkpoint.config.codec.samples_per_frame
         most_rows = max(config.buckets[-1], config.prefill_rows)
         codec_bytes = config.codec_rows * (2 * self.frame_sizes[-1] * spf + 4) + 64
-        self._launcher = Launcher(self.slots, most_rows, max(codec_bytes, 4 * most_rows), graphs=self.graphs)
+        self._launcher = Launcher(self.slots, most_rows, max(codec_bytes, 4 * most_rows))
         self._prompt = torch.zeros(config.prefill_rows, self.slots.hidden.shape[1], dtype=dtype, device=self.slots.device)
         self._prefilling: InFlight | None = None
         self._primed: OrderedDict[Reference, tuple[Tensor, Tensor, Tensor]] = OrderedDict()
@@ -107,7 +106,7 @@ class GpuStages(BaseStages):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Of captured stages."""
+        """Once all is captured."""
         super().warm_up()
 
     @torch.inference_mode()
@@ -160,13 +159,13 @@ class GpuStages(BaseStages):
             steps += [partial(self._decode, slot, size) for size in self._chunks_of(len(frames))]
 
         def go_on() -> None:
-            if known is None:
-                self._primed[reference] = self.gpu_codec.state(slot)
-                if len(self._primed) > MOST_PRIMED:
-                    self._primed.popitem(last=False)
-            else:
-                self._primed.move_to_end(reference)
+            if known is not None:
                 self.gpu_codec.put_state(slot, known)
+            # Put back where it has been dropped meanwhile.
+            self._primed[reference] = known or self.gpu_codec.state(slot)
+            self._primed.move_to_end(reference)
+            if len(self._primed) > MOST_PRIMED:
+                self._primed.popitem(last=False)
             last = torch.tensor(reference.frames[-1:], device=self.slots.device)
             summed = embed_frames(self.checkpoint.talker, self.checkpoint.predictor, last)[0]
             self.slots.begin_after(slot, len(reference.frames), summed)

@@ -21,11 +21,10 @@ SAMPLING_WIDTH = 10
 class DeviceSlots:
     """`slots` rows and one more, the idle slot that pads launches up to their bucket.
 
-    Words of `control`, [rows] int32 if not said otherwise: text [rows, positions], prompt, steps (Talker steps made), decoded (frames), skipped (of
-    them those of a clip),
-    token (the frame's codebook-0 token), may_end, sampling [rows, 10] float32, seed [rows] int64; and places [prefill_rows], the positions of
-    prompt rows about to be computed. Beside them hidden and frame_sum [rows, hidden], codes [rows, positions, groups] int16, seen [rows,
-    codebook] int8, keys and values [layers, rows, kv_heads, positions, head_dim]."""
+    Words of `control`, [rows] int32 if not said otherwise: text [rows, positions], prompt, steps (Talker steps made), decoded (frames),
+    skipped (of them those of a clip), token (the frame's codebook-0 token), may_end, sampling [rows, 10] float32, seed [rows] int64; and
+    places [prefill_rows], the positions of prompt rows about to be computed. Beside them hidden and frame_sum [rows, hidden], codes [rows,
+    positions, groups] int16, seen [rows, codebook] int8, keys and values [layers, rows, kv_heads, positions, head_dim]."""
 
     def __init__(self, checkpoint: Checkpoint, slots: int, positions: int, prefill_rows: int) -> None:
         config = checkpoint.config

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import LATENCY
+from engine.errors import DeviceLost
 from engine.loop import EngineLoop
 from engine.messages import (
     Append,
@@ -30,6 +31,7 @@ from engine.messages import (
 )
 from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.model.prompt import AUTO, build_prefix, whole_text_body
+from engine.onset import OnsetTrim
 from engine.scheduler import Stage
 from engine.stages import Stages
 from tests.conftest import FIXTURES
@@ -297,6 +299,37 @@ def test_a_launch_that_breaks_fails_its_own_rows_only(tiny: Checkpoint, monkeypa
     world.run()
     assert isinstance(world.last(2), Done)
     assert world.stages.free_slots == CONFIG.slots
+
+
+def test_a_result_that_breaks_fails_its_own_rows_only(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tiny)
+    world.open(1, "one two three")
+
+    def broken(trim: OnsetTrim, samples: np.ndarray) -> np.ndarray:
+        raise ValueError("no such samples")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OnsetTrim, "push", broken)
+        world.run()
+    failed = world.last(1)
+    assert isinstance(failed, Failed) and failed.code == "utterance_failed" and failed.retryable
+    world.open(2, "one two three")
+    world.run()
+    assert isinstance(world.last(2), Done)
+    assert world.stages.free_slots == CONFIG.slots
+
+
+def test_a_device_that_is_lost_ends_the_engine(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fail whoever comes, and only a new process can use it again."""
+    world = World(tiny)
+    world.open(1, "one two three")
+
+    def lost(rows: list[int]) -> None:
+        raise DeviceLost("an illegal memory access was encountered")
+
+    monkeypatch.setattr(world.stages, "predictor", lost)
+    with pytest.raises(DeviceLost):
+        world.run()
 
 
 def test_a_slot_used_before_gives_the_same_samples(tiny: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config import LATENCY
-from engine.loop import TraceEntry
+from engine.flight import TraceEntry
 from engine.measured import Measured, Record, Stamp
 from engine.messages import SpeechRequest
 from engine.playback import PlaybackClock

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
 """Projections of a launch's rows: x @ weight.T with the RMSNorm before it, or the bias, residual or SiLU gate behind it, in one kernel.
 
-Up to FEW rows, FEW_NORMED where they are normed first, the kernels here stream the weights:
- one row without tensor cores, more with the weights as the products' left operand.
-Beyond that cuBLAS multiplies and small kernels (norm.py) do the rest. Weights are [out, in], row-major; sums are float32; a row's result
-depends on no other row. `in` (K) must be a multiple of 8."""
+Up to FEW rows, FEW_NORMED where they are normed first, the kernels here stream the weights: one row without tensor
+cores, more with the weights as the products' left operand. Beyond that cuBLAS multiplies and small kernels (norm.py) do the rest.
+
+Weights are [out, in], row-major; sums are float32; a row's result depends on no other row. `in` (K) must be a multiple of 8."""
 
 from __future__ import annotations
 

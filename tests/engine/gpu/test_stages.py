@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from engine import conform
-from engine.gpu.device import conforming_stages
+from engine.gpu import conform
+from engine.gpu import stages as gpu_stages
+from engine.gpu.device import captured
 from engine.gpu.stages import GpuStages
 from engine.loop import EngineLoop
 from engine.messages import AudioChunk, Cancel, Sampling
 from engine.model.checkpoint import Checkpoint, load_checkpoint
+from engine.model.prompt import Reference
 from engine.scheduler import Stage
 from engine.stages import BaseStages, Stages
 from tests.conftest import FIXTURES
@@ -57,8 +60,7 @@ class GpuWorld(World):
         self.events = []
         stages = kind(checkpoint, config)
         if isinstance(stages, GpuStages):
-            for _ in stages.capture():
-                pass
+            captured(stages)
         if isinstance(stages, LateStages):
             stages.lateness = lateness
         self.stages = stages  # type: ignore[assignment]
@@ -142,5 +144,22 @@ def test_a_text_of_more_words_than_one_delivery_holds(checkpoint: Checkpoint) ->
 
 def test_conforms_by_sound(capsys: pytest.CaptureFixture[str]) -> None:
     """All variants, layouts, clone voices: what is heard is the official code's, sample by sample."""
-    assert conform.run(FIXTURES, [], conforming_stages) == 0
+    assert conform.run(FIXTURES, [], torch.device("cpu")) == 0
     assert "26 passed, 0 failed" in capsys.readouterr().out
+
+
+def test_a_clip_dropped_meanwhile_is_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the moment a voice takes its slot and the end of its prompt, others may push its clip's state out of those that are kept."""
+    stages = GpuWorld(load_checkpoint(FIXTURES / "checkpoints" / "base17")).stages
+    assert isinstance(stages, GpuStages)
+    monkeypatch.setattr(gpu_stages, "MOST_PRIMED", 1)
+    clips = [Reference((1, 2), ((number,) * stages.checkpoint.config.talker.groups,) * 3) for number in (3, 4)]
+    for clip in clips:
+        steps, last = stages._prime(0, clip)
+        for step in (*steps, last):
+            step()
+    _, last = stages._prime(0, clips[1])
+    steps, other = stages._prime(1, clips[0])
+    for step in (*steps, other, last):
+        step()
+    assert list(stages._primed) == [clips[1]]
