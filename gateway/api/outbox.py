@@ -17,6 +17,10 @@ Item = str | tuple[int, bytes]
 """An event's JSON, or a binary frame: its utterance and its s16le samples."""
 
 
+CUT_AFTER_S = 1.0
+"""Who reads nothing does not read either why it is let go; its connection is cut then."""
+
+
 class Lost(Exception):
     """The client misses more than is kept."""
 
@@ -49,6 +53,8 @@ class Outbox:
         self._room.set()
         self._refusal: tuple[WSCloseCode, bytes] | None = None
         """Close at once."""
+        self._cut: Callable[[], None] | None = None
+        """Ends the connection of the socket that is written to, whatever its client has not taken."""
         self._farewell: tuple[WSCloseCode, bytes] | None = None
         """Close behind what is queued."""
 
@@ -58,11 +64,13 @@ class Outbox:
         self._watch(event)
         if self._away and isinstance(event, Playback | UtteranceProgress):
             return
-        if len(self._items) >= self.MAX_EVENTS:
+        if len(self._items) < self.MAX_EVENTS:
+            self._items.append(encode(event))
+        elif self._refusal is None:
             self._refusal = (WSCloseCode.POLICY_VIOLATION, b"events are not being read")
             self.leaving.set()
-        else:
-            self._items.append(encode(event))
+            if self._cut is not None:
+                asyncio.get_running_loop().call_later(CUT_AFTER_S, self._cut)
         self._filled.set()
 
     async def audio(self, utterance: int, pcm: bytes) -> None:
@@ -118,8 +126,9 @@ class Outbox:
         self._items.appendleft(encode(first))
         self._filled.set()
 
-    async def run(self, socket: web.WebSocketResponse) -> None:
-        """Write to the client until it is gone."""
+    async def run(self, socket: web.WebSocketResponse, cut: Callable[[], None]) -> None:
+        """Write to the client until it is gone. `cut` ends its connection without waiting for anything."""
+        self._cut = cut
         try:
             while True:
                 while self._items and self._refusal is None:

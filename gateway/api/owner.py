@@ -91,7 +91,8 @@ class Owner:
             return
         self._request, self._socket, self._claimed = request, socket, False
         self._outbox.back(first or SessionResumed(self.session.ident, self._received), received)
-        writer = self._writer = asyncio.create_task(self._outbox.run(socket), name=f"write-{self.session.ident}")
+        writing = self._outbox.run(socket, lambda: _abort(request))
+        writer = self._writer = asyncio.create_task(writing, name=f"write-{self.session.ident}")
         broken = False
         try:
             broken = await self._read(socket)
@@ -153,8 +154,8 @@ class Owner:
         """Drop a socket with nobody at the other end."""
         request, writer = self._request, self._writer
         self._request = self._socket = self._writer = None
-        if request is not None and request.transport is not None:
-            request.transport.abort()
+        if request is not None:
+            _abort(request)
         if writer is not None:
             writer.cancel()
             await asyncio.wait([writer])
@@ -210,6 +211,11 @@ class Owner:
         except Refusal as refusal:
             self._outbox.event(Error(refusal.code, str(refusal), refusal.retryable))
         return False
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
 
 
 class Owners:

@@ -11,7 +11,9 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.events import EventError, SessionUpdate
+from gateway.keys import SESSIONS
 from gateway.settings import Settings
+from tests.gateway.conftest import Client
 from tests.gateway.stand_in import StandInEngine
 
 
@@ -308,6 +310,30 @@ async def test_socket_closed_in_mid_speech(connect, engine: StandInEngine) -> No
     await speaker.close()
     await asyncio.sleep(0.3)
     assert engine.utterances[0].cancelled
+    await works(await connect())
+
+
+async def test_who_sends_and_reads_nothing_is_let_go(connect, gateway: Client) -> None:
+    """It is never silent, so no heartbeat finds it; and it would be told to go behind thousands of answers that it does not read."""
+    request = b"GET /v1/speech HTTP/1.1\r\nHost: gateway\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    key = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port, limit=1024)
+    writer.write(request + key)
+    await reader.readuntil(b"\r\n\r\n")
+    sessions = gateway.app[SESSIONS]
+    assert sessions.count == 1
+    event = b'{"type": "%s"}' % (b"x" * 60)
+    # In a masked frame, with a mask that changes nothing.
+    frame = bytes([0x81, 0x80 | len(event)]) + bytes(4) + event
+    with pytest.raises(ConnectionError):
+        async with asyncio.timeout(30):
+            while True:
+                writer.write(frame * 100)
+                await writer.drain()
+    until_s = time.monotonic() + 10
+    while sessions.count:
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.05)
     await works(await connect())
 
 
