@@ -63,7 +63,7 @@ def gpu_problem(index: int) -> str | None:
 
 def use(device: torch.device) -> None:
     """Make a GPU this thread's. Graphs cannot be captured on its default stream, so there is one of our own."""
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device.index or 0)
     torch.cuda.set_stream(torch.cuda.Stream(priority=-1))  # type: ignore[no-untyped-call]
 
 
