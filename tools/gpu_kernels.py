@@ -19,7 +19,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.kernels import gpu
 from engine.kernels.gpu import attention, linear, sample
-from engine.kernels.gpu.linear import Tiling
 
 BEGAN, BUDGET_S = time.monotonic(), float(sys.argv[1]) if len(sys.argv) > 1 else 110.0
 EPS, T = 1e-6, torch.bfloat16
@@ -29,8 +28,6 @@ SIZES = [
     ("pred qkv", 1024, 4096, "norm"), ("pred out", 2048, 1024, "add"), ("pred gate", 1024, 3072, "gate"), ("pred down", 3072, 1024, "add"),
     ("pred head", 1024, 2048, "norm"),
 ]  # fmt: skip
-ONE = [Tiling(o, d, w) for o, d, w in ((4, 2048, 4), (4, 1024, 4), (8, 1024, 4), (8, 2048, 8), (16, 1024, 8))]
-FEW = [Tiling(o, d, w, s) for o, d, w, s in ((8, 256, 4, 6), (16, 256, 4, 4), (16, 256, 4, 6), (16, 512, 8, 4), (32, 256, 4, 4))]
 lines: list[str] = []
 
 
@@ -43,7 +40,7 @@ def late() -> bool:
     return time.monotonic() - BEGAN > BUDGET_S
 
 
-def timed(calls: list[Callable[[], object]], repeats: int = 1, *, pdl: bool = False, what: str = "") -> float:
+def timed(calls: list[Callable[[], object]], repeats: int = 1, *, pdl: int = 0, what: str = "") -> float:
     """us of one call: the median of 15 replays of a graph of all calls; infinite, with a line, where it cannot be captured."""
     gpu.PDL = pdl
     try:
@@ -52,7 +49,7 @@ def timed(calls: list[Callable[[], object]], repeats: int = 1, *, pdl: bool = Fa
         say(f"  {what} PDL {pdl}: {type(problem).__name__}: {str(problem)[:90]}")
         return float("inf")
     finally:
-        gpu.PDL = False
+        gpu.PDL = 0
 
 
 def replayed(calls: list[Callable[[], object]], repeats: int) -> float:
@@ -80,21 +77,17 @@ def random(*shape: int, scale: float = 1.0, dtype: torch.dtype = T) -> Tensor:
     return (torch.randn(*shape, device="cuda") * scale).to(dtype)
 
 
-def product(kind: str, x: Tensor, w: Tensor, weight: Tensor, residual: Tensor, tiling: Tiling | None = None) -> Tensor:
-    norm = None if kind == "add" else (w, EPS)
-    if x.shape[0] > linear.FEW:
-        if kind == "add":
-            return linear.linear_add(x, weight, residual)
-        return (linear.norm_gate_up if kind == "gate" else linear.norm_linear)(x, w, EPS, weight)
-    out = residual if kind == "add" else torch.empty_like(residual)
-    return linear._stream(x, weight, out, norm=norm, add=out if kind == "add" else None, gated=kind == "gate", tiling=tiling)
+def product(kind: str, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    if kind == "add":
+        return linear.linear_add(x, weight, residual)
+    return (linear.norm_gate_up if kind == "gate" else linear.norm_linear)(x, EPS, weight)
 
 
-def exact(kind: str, x: Tensor, w: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+def exact(kind: str, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     wide = x.double()
     if kind == "add":
         return residual.double() + wide @ weight.double().T
-    y = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * w.double() @ weight.double().T
+    y = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() @ weight.double().T
     return F.silu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1] if kind == "gate" else y
 
 
@@ -103,25 +96,23 @@ def error(value: Tensor, right: Tensor) -> float:
 
 
 def linears() -> None:
-    say("product: us (GB/s) by rows; error at 1, 4, 32, 64 rows; fastest tilings (outputs, depth, warps, stages)")
+    say("product: us (GB/s) by rows, each launch after the one before it, or dependent on it; error at 1, 4, 32, 64 rows")
     for name, inputs, outputs, kind in SIZES:
         many = outputs * (2 if kind == "gate" else 1)
         size = many * inputs * 2
         weights = [random(many, inputs, scale=inputs**-0.5) for _ in range(max(4, 300_000_000 // size))]
-        w = random(inputs)
         errors = []
         for rows in (1, 4, 32, 64):
             x, residual = random(rows, inputs), random(rows, outputs)
-            right = exact(kind, x, w, weights[0], residual)
-            errors.append(f"{error(product(kind, x, w, weights[0], residual), right):.1e}")
+            right = exact(kind, x, weights[0], residual)
+            errors.append(f"{error(product(kind, x, weights[0], residual), right):.1e}")
         say(f"{name} {inputs}->{outputs} {kind}, error {' '.join(errors)}")
 
-        def time_of(rows: int, pdl: bool, tiling: Tiling | None = None) -> float:
+        def time_of(rows: int, pdl: int) -> float:
             x, residual = random(rows, inputs), random(rows, outputs)
-            calls = [lambda weight=weight: product(kind, x, w, weight, residual, tiling) for weight in weights]
-            return timed(calls, pdl=pdl, what=f"{rows} rows, {tiling}")
+            return timed([lambda weight=weight: product(kind, x, weight, residual) for weight in weights], pdl=pdl, what=f"{rows} rows")
 
-        for label, pdl in (("own", False), ("own+PDL", True)):
+        for label, pdl in (("own", 0), ("own+PDL", gpu.LATE)):
             say(f"  {label:8}" + " ".join(f"{r}: {(us := time_of(r, pdl)):.2f} ({size / us / 1000:.0f})" for r in (1, 2, 8, 16, 32) if not late()))
         blas = []
         for rows in (1, 2, 8, 16, 32):
@@ -129,10 +120,6 @@ def linears() -> None:
             us = timed([lambda weight=weight: F.linear(x, weight) for weight in weights])
             blas.append(f"{rows}: {us:.2f} ({size / us / 1000:.0f})")
         say("  cuBLAS  " + " ".join(blas))
-        for rows, tilings in ((1, ONE), (16, FEW)):
-            if not late():
-                best = sorted((time_of(rows, True, t), (t.outputs, t.depth, t.warps, t.stages)) for t in tilings)
-                say(f"  tilings, {rows} rows, PDL: " + " ".join(f"{t} {us:.2f}" for us, t in best))
 
 
 def attentions() -> None:
@@ -147,7 +134,7 @@ def attentions() -> None:
         for context in (15, 64, 300, 1000):
             at = torch.full((rows,), context, dtype=torch.int32, device="cuda")
             calls = [lambda k=k, v=v: attention.decode_attention(qkv, *norms, EPS, cos, sin, slots, at, k, v, 128**-0.5) for k, v in caches]
-            shown += [f"{context}{' PDL' if pdl else ''}: {timed(calls, 8, pdl=pdl, what='attention'):.2f}" for pdl in (False, True)]
+            shown += [f"{context}{' PDL' if pdl else ''}: {timed(calls, 8, pdl=pdl, what='attention'):.2f}" for pdl in (0, gpu.LATE)]
             if rows == 1:
                 keys, values = (part.double() for part in caches[0])
                 wide = attention.decode_attention_twin(
@@ -176,7 +163,7 @@ def samples() -> None:
             "frame_end": lambda: sample.frame_end(slots, codes, steps, tables, offsets, frame_sum),
         }
         shown = [f"{name} {timed([call], 20):.2f}" for name, call in calls.items()]
-        shown += [f"{name}+PDL {timed([call], 20, pdl=True, what=name):.2f}" for name, call in calls.items()]
+        shown += [f"{name}+PDL {timed([call], 20, pdl=gpu.LATE, what=name):.2f}" for name, call in calls.items()]
         parameters[:, 4:6] = 0.9
         shown += [f"{name} p {timed([call], 20):.2f}" for name, call in list(calls.items())[:2]]
         say(f"  {rows} rows " + ", ".join(shown))

@@ -102,10 +102,10 @@ class GpuCodec:
         conv(embedded, w.entry, frames, Columns(x.view(batch, -1)))
         for number, layer in enumerate(w.layers):
             keys, values = self.keys[number], self.values[number]
-            qkv = norm_linear(x, layer.norm, eps, layer.qkv)
+            qkv = norm_linear(x, eps, layer.qkv)
             q = rope_write(qkv, None, None, eps, w.cos, w.sin, rows.slots, rows.positions, keys, values, config.body.head_dim**-0.5)
             x = linear_add(attention(q, rows.slots, rows.positions, keys, values, config.window), layer.out, x)
-            x = linear_add(norm_gate_up(x, layer.post_norm, eps, layer.gate_up), layer.down, x)
+            x = linear_add(norm_gate_up(x, eps, layer.gate_up), layer.down, x)
         return Columns(rms_norm(x, w.norm, eps).view(batch, -1))
 
     def _upsample(self, x: Columns, batch: int, columns: int, fronts: Iterator[Columns]) -> tuple[Columns, int]:

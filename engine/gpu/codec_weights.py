@@ -21,12 +21,10 @@ LAST_GROUP = 16
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Matrices lie [out, in]; `out` and `down` hold the layer scales."""
+    """Matrices lie [out, in]; `qkv` and `gate_up` hold the weights of the norms before them, `out` and `down` the layer scales."""
 
-    norm: Tensor
     qkv: Tensor
     out: Tensor
-    post_norm: Tensor
     gate_up: Tensor
     down: Tensor
 
@@ -188,11 +186,9 @@ class Packer:
     def layer(self, layer: CodecLayer) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
         return LayerWeights(
-            norm=self.matrix(layer.input_layernorm.weight),
-            qkv=self.matrix(attention.qkv.t()),
+            qkv=self.matrix(attention.qkv.double().t() * layer.input_layernorm.weight.double()),
             out=self.matrix((attention.out.double() * layer.self_attn_layer_scale.scale.double()).t()),
-            post_norm=self.matrix(layer.post_attention_layernorm.weight),
-            gate_up=self.matrix(mlp.gate_up.t()),
+            gate_up=self.matrix(mlp.gate_up.double().t() * layer.post_attention_layernorm.weight.double()),
             down=self.matrix((mlp.down.double() * layer.mlp_layer_scale.scale.double()).t()),
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.gpu.stack import Stack
+from engine.gpu.stack import LayerWeights, Stack, with_norm
 from engine.gpu.state import DeviceSlots
+from engine.kernels.gpu import power_of_two
+from engine.kernels.gpu.frame_attention import frame_attention
 from engine.kernels.gpu.linear import linear, norm_linear
-from engine.kernels.gpu.sample import frame_end, predictor_sample
+from engine.kernels.gpu.sample import frame_end, predictor_input, predictor_sample
 from engine.model.checkpoint import Checkpoint
 
 
@@ -21,8 +23,8 @@ class GpuPredictor:
         self.slots = slots
         body, groups = self.config.body, self.config.groups
         self.stack = Stack(body, predictor.model.layers, groups)
-        self.norm = predictor.model.norm.weight.detach()
-        self.heads = [head.weight.detach() for head in predictor.lm_head if isinstance(head, nn.Linear)]
+        norm = predictor.model.norm.weight.detach()
+        self.heads = [with_norm(head.weight.detach(), norm) for head in predictor.lm_head if isinstance(head, nn.Linear)]
         tables = [
             talker.model.codec_embedding.weight.detach(),
             *(table.get_parameter("weight").detach() for table in predictor.model.codec_embedding),
@@ -33,33 +35,31 @@ class GpuPredictor:
         self.projection = predictor.small_to_mtp_projection
         # Where the Predictor is narrower than the Talker, each embedding is projected once here and not once a pass.
         self.inputs = [self._project(table) for table in tables]
-        shape = (body.layers, most_rows, body.kv_heads, groups, body.head_dim)
+        shape = (body.layers, most_rows, body.kv_heads, power_of_two(groups), body.head_dim)
         self.keys = torch.zeros(shape, dtype=self.table.dtype, device=slots.device)
         self.values = torch.zeros(shape, dtype=self.table.dtype, device=slots.device)
-        self.places = torch.arange(most_rows, dtype=torch.int32, device=slots.device)
-        self.positions = torch.arange(groups, dtype=torch.int32, device=slots.device)[:, None].repeat(1, most_rows)
 
-    def _project(self, x: Tensor) -> Tensor:
+    def _project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         p = self.projection
-        return linear(x, p.weight.detach(), p.bias.detach()) if isinstance(p, nn.Linear) else x
+        return linear(x, p.weight.detach(), p.bias.detach(), out) if isinstance(p, nn.Linear) else x
 
     def frame(self, rows: Tensor) -> None:
         """Slots [R] int32, each with its codebook-0 token and hidden state: draws groups 1.. and sums the frame's embeddings."""
         s, count = self.slots, rows.shape[0]
-        index = rows.long()
         # Both first positions at once; their rows lie one position after the other.
-        first = self.inputs[0][s.token[index].long()]
-        x = torch.cat((self._project(s.hidden[index]), first))
-        places = self.places[:count]
-        both = self._pass(x, torch.cat((places, places)), self.positions[:2, :count].reshape(-1).contiguous(), one_row_a_slot=False)
-        x = both[count:]
+        x = torch.empty(2 * count, self.config.body.hidden, dtype=s.hidden.dtype, device=s.device)
+        projected = isinstance(self.projection, nn.Linear)
+        last = torch.empty(count, s.hidden.shape[1], dtype=s.hidden.dtype, device=s.device) if projected else x[:count]
+        predictor_input(rows, s.hidden, s.token, self.inputs[0], last, x[count:])
+        self._project(last, x[:count])
+        x = self._pass(x, 0)
         for group in range(1, self.config.groups):
-            logits = norm_linear(x, self.norm, self.config.body.eps, self.heads[group - 1])
-            last = group == self.config.groups - 1
-            following = None if last else torch.empty_like(x)
-            self.draw(logits, rows, group, None if last else self.inputs[group], following)
+            logits = norm_linear(x, self.config.body.eps, self.heads[group - 1])
+            final = group == self.config.groups - 1
+            following = None if final else torch.empty_like(x)
+            self.draw(logits, rows, group, None if final else self.inputs[group], following)
             if following is not None:
-                x = self._pass(following, places, self.positions[group + 1, :count], one_row_a_slot=True)
+                x = self._pass(following, group + 1)
         frame_end(rows, s.codes, s.steps, self.table, self.offsets, s.frame_sum)
 
     def draw(self, logits: Tensor, rows: Tensor, group: int, table: Tensor | None, following: Tensor | None) -> None:
@@ -67,5 +67,11 @@ class GpuPredictor:
         s = self.slots
         predictor_sample(logits, rows, group, self.config.groups, s.seed, s.steps, s.sampling, s.codes, table, following)
 
-    def _pass(self, x: Tensor, places: Tensor, positions: Tensor, *, one_row_a_slot: bool) -> Tensor:
-        return self.stack.run(x, places, positions, self.keys, self.values, one_row_a_slot=one_row_a_slot)
+    def _pass(self, x: Tensor, position: int) -> Tensor:
+        """Rows x [R, hidden] at a position from 2 on, or [2 R, hidden] at positions 0 and 1 with `position` 0 -> [R, hidden], the latter one's."""
+
+        def attend(number: int, w: LayerWeights, qkv: Tensor) -> Tensor:
+            cos, sin, scale, eps = self.stack.cos, self.stack.sin, self.stack.scale, self.config.body.eps
+            return frame_attention(qkv, w.q_norm, w.k_norm, eps, cos, sin, position, self.keys[number], self.values[number], scale)
+
+        return self.stack.run(x, attend, wanted=len(x) // 2 if position == 0 else 0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.gpu.attention import attention, decode_attention, rope_write
 from engine.kernels.gpu.linear import linear_add, norm_gate_up, norm_linear
 from engine.model.config import TransformerConfig
 from engine.model.layers import Layer
@@ -15,16 +15,18 @@ from engine.model.layers import Layer
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Matrices lie [out, in]."""
+    """Matrices lie [out, in]; the norms' weights are multiplied into those behind them."""
 
-    norm: Tensor
     qkv: Tensor
     q_norm: Tensor
     k_norm: Tensor
     out: Tensor
-    post_norm: Tensor
     gate_up: Tensor
     down: Tensor
+
+
+Attend = Callable[[int, LayerWeights, Tensor], Tensor]
+"""(a layer's number, its weights, qkv [R, (H + 2 G) * D]) -> [R, H * D], the layer's cache read and written."""
 
 
 class Stack:
@@ -34,21 +36,17 @@ class Stack:
         self.config = config
         self.layers = [_pack(layer) for layer in layers if isinstance(layer, Layer)]
         self.scale = config.head_dim**-0.5
-        self.cos, self.sin = rotary(config, positions, self.layers[0].norm.device)
+        self.cos, self.sin = rotary(config, positions, self.layers[0].qkv.device)
 
-    def run(self, x: Tensor, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, *, one_row_a_slot: bool) -> Tensor:
-        """Rows x [R, hidden] at `positions` [R] int32 of `slots` [R] int32 -> hidden states before the final norm [R, hidden]; x is used
-        up. Keys and values [layers, slots, kv_heads, capacity, head_dim] are read and written. Rows of one slot see each other."""
+    def run(self, x: Tensor, attend: Attend, wanted: int = 0) -> Tensor:
+        """Rows x [R, hidden] -> hidden states before the final norm [R - wanted, hidden], of rows `wanted` on; x is used up."""
         eps = self.config.eps
         for number, w in enumerate(self.layers):
-            qkv = norm_linear(x, w.norm, eps, w.qkv)
-            if one_row_a_slot:
-                mixed = decode_attention(qkv, w.q_norm, w.k_norm, eps, self.cos, self.sin, slots, positions, keys[number], values[number], self.scale)
-            else:
-                q = rope_write(qkv, w.q_norm, w.k_norm, eps, self.cos, self.sin, slots, positions, keys[number], values[number], self.scale)
-                mixed = attention(q, slots, positions, keys[number], values[number], None)
+            mixed = attend(number, w, norm_linear(x, eps, w.qkv))
+            if number == len(self.layers) - 1:
+                mixed, x = mixed[wanted:], x[wanted:]
             x = linear_add(mixed, w.out, x)
-            x = linear_add(norm_gate_up(x, w.post_norm, eps, w.gate_up), w.down, x)
+            x = linear_add(norm_gate_up(x, eps, w.gate_up), w.down, x)
         return x
 
 
@@ -59,18 +57,21 @@ def rotary(config: TransformerConfig, positions: int, device: torch.device) -> t
     return angle.cos(), angle.sin()
 
 
+def with_norm(weight: Tensor, norm: Tensor) -> Tensor:
+    """A matrix [out, in] that takes what is divided by its root mean square only: the norm's weight [in] in its columns."""
+    return (weight.float() * norm.float()).to(weight.dtype).contiguous()
+
+
 def _pack(layer: Layer) -> LayerWeights:
     """What `fuse` left of a layer, transposed back: a GPU reads a weight row by row. The softmax scale lies in q's row of qk_scale and is
     taken out again, as the attention kernel brings it."""
     attention_part, mlp = layer.self_attn, layer.mlp
     q_norm = attention_part.qk_scale[0].float() * attention_part.head_dim**0.5
     return LayerWeights(
-        norm=layer.input_layernorm.weight.detach(),
-        qkv=attention_part.qkv.t().contiguous(),
+        qkv=with_norm(attention_part.qkv.detach().t(), layer.input_layernorm.weight.detach()),
         q_norm=q_norm.to(attention_part.qkv.dtype),
         k_norm=attention_part.qk_scale[-1].contiguous(),
         out=attention_part.out.t().contiguous(),
-        post_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=mlp.gate_up.t().contiguous(),
+        gate_up=with_norm(mlp.gate_up.detach().t(), layer.post_attention_layernorm.weight.detach()),
         down=mlp.down.t().contiguous(),
     )

@@ -19,9 +19,11 @@ from torch import Tensor
 from engine.gpu.codec import GpuCodec
 from engine.gpu.graphs import InFlight, Launcher
 from engine.gpu.predictor import GpuPredictor
+from engine.gpu.stack import Stack
 from engine.gpu.state import DeviceSlots
 from engine.gpu.talker import GpuTalker
-from engine.kernels.gpu import dependent
+from engine.kernels.gpu import LATE, dependent
+from engine.kernels.gpu.linear import streamed
 from engine.model.prompt import Prefix, Reference, embed, embed_frames
 from engine.prefix import PrefixCache
 from engine.scheduler import Stage
@@ -124,11 +126,11 @@ class GpuStages(BaseStages):
                 return OnItsWay(self._launcher.launch((stage, frames), slots, self.costs.bucket(len(slots))), _chunks)
 
     def _talker_step(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return (self.gpu_talker.step(rows),)
+        with dependent(_dependence(rows, self.gpu_talker.stack)):
+            return (self.gpu_talker.step(rows),)
 
     def _predictor_frame(self, rows: Tensor) -> tuple[Tensor, ...]:
-        # A frame of one row is four hundred launches of a few microseconds: beginning each before the one before it is over saves a seventh.
-        with dependent(rows.shape[0] == 1):
+        with dependent(_dependence(rows, self.gpu_predictor.stack)):
             self.gpu_predictor.frame(rows)
         return ()
 
@@ -204,6 +206,11 @@ class GpuStages(BaseStages):
                 pass
             seconds.append(flight.results().seconds or time.monotonic() - begin_s)
         return sorted(seconds[1:])[TIMED // 2]
+
+
+def _dependence(rows: Tensor, stack: Stack) -> int:
+    """A frame is four hundred launches of a few microseconds: each begins before the one before it is over. cuBLAS has no such launches."""
+    return LATE if streamed(len(rows), stack.layers[0].qkv.shape) else 0
 
 
 def _chunks(arrays: tuple[NDArray[np.generic], ...]) -> list[NDArray[np.int16] | None]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.gpu.stack import Stack
+from engine.gpu.stack import LayerWeights, Stack
 from engine.gpu.state import DeviceSlots
+from engine.kernels.gpu.attention import attention, decode_attention, rope_write
 from engine.kernels.gpu.linear import linear
 from engine.kernels.gpu.norm import rms_norm
 from engine.kernels.gpu.sample import talker_input, talker_sample
@@ -36,7 +37,13 @@ class GpuTalker:
         x = torch.empty(count, self.config.body.hidden, dtype=s.hidden.dtype, device=s.device)
         positions = torch.empty(count, dtype=torch.int32, device=s.device)
         talker_input(rows, s.steps, s.prompt, s.text, s.frame_sum, self.text_table, x, positions)
-        x = self.stack.run(x, rows, positions, s.keys, s.values, one_row_a_slot=True)
+
+        def attend(number: int, w: LayerWeights, qkv: Tensor) -> Tensor:
+            cos, sin, scale = self.stack.cos, self.stack.sin, self.stack.scale
+            eps, keys, values = self.config.body.eps, s.keys[number], s.values[number]
+            return decode_attention(qkv, w.q_norm, w.k_norm, eps, cos, sin, rows, positions, keys, values, scale)
+
+        x = self.stack.run(x, attend)
         hidden = rms_norm(x, self.norm, self.config.body.eps)
         s.hidden.index_copy_(0, rows.long(), hidden)
         return self.draw(linear(hidden, self.head, None), rows)
@@ -65,4 +72,11 @@ class GpuTalker:
 
     def prefill(self, x: Tensor, rows: Tensor, positions: Tensor) -> None:
         """Prompt rows x [R, hidden] at `positions` [R] of slots `rows` [R]: only their keys and values are wanted."""
-        self.stack.run(x, rows, positions, self.slots.keys, self.slots.values, one_row_a_slot=False)
+
+        def attend(number: int, w: LayerWeights, qkv: Tensor) -> Tensor:
+            cos, sin, scale = self.stack.cos, self.stack.sin, self.stack.scale
+            keys, values = self.slots.keys[number], self.slots.values[number]
+            q = rope_write(qkv, w.q_norm, w.k_norm, self.config.body.eps, cos, sin, rows, positions, keys, values, scale)
+            return attention(q, rows, positions, keys, values, None)
+
+        self.stack.run(x, attend)

@@ -23,15 +23,17 @@ except ImportError:
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "") == "1"
 
-PDL = os.environ.get("VIVAVOCE_PDL", "") == "1" and not INTERPRETED
+EARLY, LATE = 1, 2
+PDL = 0 if INTERPRETED else int(os.environ.get("VIVAVOCE_PDL", "0"))
 """Programmatic dependent launch: a kernel starts, and may read weights, while the one before it is still at work. Every kernel then
-waits (`gdc_wait`) before it touches anything that another kernel writes, reads or has read. VIVAVOCE_PDL=1 has it everywhere, 0
-nowhere; else it is where `dependent` is asked for."""
+waits (`gdc_wait`) before it touches anything that another kernel writes, reads or has read. EARLY: the next one may start as soon as this
+one has; LATE: once this one has waited, so that when a kernel starts all but the last one before it are over. VIVAVOCE_PDL sets it for
+all, 0 turns it off; else it is where `dependent` is asked for."""
 
 
 @contextmanager
-def dependent(wanted: bool) -> Iterator[None]:
-    """Kernels launched or captured inside have PDL if `wanted`, unless the environment decides."""
+def dependent(wanted: int) -> Iterator[None]:
+    """Kernels launched or captured inside have PDL as `wanted`, unless the environment decides."""
     global PDL
     before = PDL
     if os.environ.get("VIVAVOCE_PDL", "") == "" and not INTERPRETED:
@@ -50,6 +52,22 @@ def jit(function: Callable[..., Any]) -> Any:
 def jit_once(*unspecialized: str) -> Callable[[Callable[..., Any]], Any]:
     """`jit` for a kernel that is not to be compiled anew where one of these arguments is 1, or a multiple of 16."""
     return lambda function: function if triton is None else triton.jit(function, do_not_specialize=unspecialized)
+
+
+@jit
+def open_next(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Before a kernel waits: let the next one start, if it may do so early."""
+    if PDL == 1:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def await_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Until all kernels before this one are over."""
+    if PDL > 0:
+        tl.extra.cuda.gdc_wait()
+    if PDL == 2:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 def by_kernel(x: Tensor) -> bool:

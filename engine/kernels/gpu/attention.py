@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import by_kernel, jit, power_of_two, tl
+from engine.kernels.gpu import await_previous, by_kernel, jit, open_next, power_of_two, tl
 
 
 def rope_write_twin(
@@ -180,9 +180,8 @@ def rope_write_kernel(
     """One head of one row a program: query heads, then key heads, then value heads, as they lie in qkv."""
     r = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     position = tl.load(positions + r)
     group = tl.where(head < HEADS + GROUPS, head - HEADS, head - HEADS - GROUPS)
     cache = ((tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity + position % capacity) * WIDTH
@@ -214,9 +213,8 @@ def attention_kernel(
     """One row and kv head a program, with the SHARE query heads that use it."""
     r = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     position = tl.load(positions + r)
     cache = (tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity * WIDTH
     h = tl.arange(0, QUERIES)
@@ -243,9 +241,8 @@ def decode_attention_kernel(
     """As attention_kernel, with the row's own key and value from registers, on their way to the cache."""
     r = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     position = tl.load(positions + r)
     cache = (tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity * WIDTH
     h = tl.arange(0, QUERIES)[:, None]

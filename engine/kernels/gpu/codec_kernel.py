@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from engine.kernels.gpu import tl, triton
+from engine.kernels.gpu import await_previous, open_next, tl, triton
 
 
 @triton.jit(do_not_specialize=["batch", "frames", "limit"])
@@ -22,9 +22,8 @@ def history_kernel(
     PDL: tl.constexpr,
 ):
     """One block of one row's state, from `state` [S, blocks * BLOCK] to the fronts of the arena's buffers, or back from their ends."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     b = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     slot = tl.load(slots + b).to(tl.int64)
@@ -68,9 +67,8 @@ def embed_kernel(
     PDL: tl.constexpr,
 ):
     """One frame of one row: the first codebook's row, and beside it the sum of the others'."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     b = tl.program_id(0) // frames
     t = tl.program_id(0) % frames
     slot = tl.load(slots + b)
@@ -109,9 +107,8 @@ def depthwise_norm_kernel(
     PDL: tl.constexpr,
 ):
     """One column: its channels' own convolutions, then their normalization."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     m = tl.program_id(0)
     b = m // columns
     t = m % columns

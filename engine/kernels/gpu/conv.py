@@ -82,9 +82,9 @@ def tiling(conv: Convolution, rows: int) -> Tiling:
     return Tiling(128, 128, 64, 8, 4)
 
 
-def launch_options() -> dict[str, bool]:
+def launch_options() -> dict[str, int]:
     """Of a kernel with a PDL constant."""
-    return {"PDL": True, "launch_pdl": True} if gpu.PDL else {"PDL": False}
+    return {"PDL": gpu.PDL, "launch_pdl": True} if gpu.PDL else {"PDL": 0}
 
 
 def conv(

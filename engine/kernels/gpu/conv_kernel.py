@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from engine.kernels.gpu import tl, triton
+from engine.kernels.gpu import await_previous, open_next, tl, triton
 
 NONE = tl.constexpr(0)
 SNAKE = tl.constexpr(1)
@@ -67,8 +67,7 @@ def conv_kernel(
     """Output row m is column m % columns of batch row m // columns. Its inputs are `taps` runs of `channels` elements, `x_tap` apart,
     from x + b * x_row + x_first + t * x_step on; weight [outputs, taps * channels]. `raw` [rows, outputs] gets the sum before the
     activation. WHOLE: BK divides channels. A row beyond `rows` and an output beyond `outputs` repeats the last and is not stored."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    open_next(PDL)
     across = tl.cdiv(outputs, BN)
     program = tl.program_id(0)
     m = (program // across) * BM + tl.arange(0, BM)
@@ -83,8 +82,7 @@ def conv_kernel(
     w_rows = weight + (n_safe * (taps * channels))[None, :] + k[:, None]
     blocks = tl.cdiv(channels, BK)
     total = tl.zeros((BM, BN), tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    await_previous(PDL)
     for i in range(taps * blocks):
         tap = i // blocks
         c = (i - tap * blocks) * BK

@@ -8,14 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import by_kernel, jit, power_of_two, tl, triton
+from engine.kernels.gpu import await_previous, by_kernel, jit, open_next, power_of_two, tl, triton
 
 _GATE_BLOCK = 1024
 
 
-def rms_norm_twin(x: Tensor, w: Tensor, eps: float) -> Tensor:
+def rms_norm_twin(x: Tensor, w: Tensor | None, eps: float) -> Tensor:
     wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * w.float()).to(x.dtype)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed if w is None else normed * w.float()).to(x.dtype)
 
 
 def silu_mul_twin(gate_up: Tensor) -> Tensor:
@@ -23,14 +24,17 @@ def silu_mul_twin(gate_up: Tensor) -> Tensor:
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
-def rms_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
-    """w * x / sqrt(mean(x^2) + eps), the mean in float32: x [R, K], w [K] -> [R, K]."""
+def rms_norm(x: Tensor, w: Tensor | None, eps: float) -> Tensor:
+    """w * x / sqrt(mean(x^2) + eps), the mean in float32: x [R, K], w [K] or none -> [R, K]."""
     if not by_kernel(x):
         return rms_norm_twin(x, w, eps)
     assert x.is_contiguous()
     out = torch.empty_like(x)
     options = {"launch_pdl": True} if gpu.PDL else {}
-    rms_norm_kernel[(x.shape[0],)](x, w, out, x.shape[1], eps, BLOCK=power_of_two(x.shape[1]), PDL=gpu.PDL, num_warps=8, **options)
+    scale = x if w is None else w
+    rms_norm_kernel[(x.shape[0],)](
+        x, scale, out, x.shape[1], eps, BLOCK=power_of_two(x.shape[1]), SCALE=w is not None, PDL=gpu.PDL, num_warps=8, **options
+    )
     return out
 
 
@@ -47,17 +51,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 @jit
-def rms_norm_kernel(x, w, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def rms_norm_kernel(x, w, out, width, eps, BLOCK: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     inside = k < width
-    scale = tl.load(w + k, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     v = tl.load(x + row * width + k, mask=inside, other=0.0).to(tl.float32)
     v *= 1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / width + eps)
-    tl.store(out + row * width + k, (v * scale).to(out.dtype.element_ty), mask=inside)
+    if SCALE:
+        v *= tl.load(w + k, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + k, v.to(out.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -65,9 +69,8 @@ def silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     gate = tl.load(gate_up + row * 2 * width + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)

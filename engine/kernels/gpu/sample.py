@@ -19,6 +19,7 @@ from engine.kernels.gpu import by_kernel, power_of_two
 GREEDY, PENALTY = 6, 8
 _GOLDEN, _FIRST, _SECOND = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _WIDTH = 1024
+_TALKER_WARPS, _PREDICTOR_WARPS = 16, 16
 
 
 def talker_sample(
@@ -35,7 +36,7 @@ def talker_sample(
     assert logits.is_contiguous() and sampling.is_contiguous() and seen.is_contiguous() and codes.is_contiguous()
     talker_sample_kernel[(len(slots),)](
         logits, slots, logits.shape[1], codebook, eos, groups, min_tokens, seed, steps, sampling, sampling.shape[1], may_end, seen, token,
-        codes, codes.shape[1], codes.shape[2], drawn, len(steps) - 1, BLOCK=power_of_two(codebook + 1), PDL=gpu.PDL, **_options(8),
+        codes, codes.shape[1], codes.shape[2], drawn, len(steps) - 1, BLOCK=power_of_two(codebook + 1), PDL=gpu.PDL, **_options(_TALKER_WARPS),
     )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def predictor_sample(
     predictor_sample_kernel[(len(slots),)](
         logits, slots, logits.shape[1], group, groups, seed, steps, sampling, sampling.shape[1], codes, codes.shape[1], codes.shape[2],
         logits if table is None else table, logits if x_out is None else x_out, 0 if table is None else table.shape[1],
-        BLOCK=power_of_two(logits.shape[1]), WIDTH=_WIDTH, PDL=gpu.PDL, **_options(4),
+        BLOCK=power_of_two(logits.shape[1]), WIDTH=_WIDTH, PDL=gpu.PDL, **_options(_PREDICTOR_WARPS),
     )  # fmt: skip
 
 
@@ -86,6 +87,20 @@ def talker_input(
     assert text.is_contiguous() and frame_sum.is_contiguous() and text_table.is_contiguous() and x.is_contiguous()
     talker_input_kernel[(len(slots), -(-x.shape[1] // _WIDTH))](
         slots, steps, prompt, text, frame_sum, text_table, x, positions, text.shape[1], x.shape[1], WIDTH=_WIDTH, PDL=gpu.PDL, **_options(4)
+    )
+
+
+def predictor_input(slots: Tensor, hidden: Tensor, token: Tensor, table: Tensor, last: Tensor, x: Tensor) -> None:
+    """last [R, E] = the slot's row of hidden [S, E], x [R, W] = the row of table [V, W] of its token."""
+    if not by_kernel(x):
+        predictor_input_twin(slots, hidden, token, table, last, x)
+        return
+    from engine.kernels.gpu.sample_kernel import predictor_input_kernel
+
+    assert hidden.is_contiguous() and table.is_contiguous() and last.is_contiguous() and x.is_contiguous()
+    widest = max(last.shape[1], x.shape[1])
+    predictor_input_kernel[(len(slots), -(-widest // _WIDTH))](
+        slots, hidden, token, table, last, x, last.shape[1], x.shape[1], WIDTH=_WIDTH, PDL=gpu.PDL, **_options(4)
     )
 
 
@@ -153,6 +168,12 @@ def talker_input_twin(
     ids = text[index, step.long().clamp(max=text.shape[1] - 1)].long()
     x.copy_((frame_sum[index].float() + text_table[ids].float()).to(x.dtype))
     positions.copy_(prompt[index] + step)
+
+
+def predictor_input_twin(slots: Tensor, hidden: Tensor, token: Tensor, table: Tensor, last: Tensor, x: Tensor) -> None:
+    index = slots.long()
+    last.copy_(hidden[index])
+    x.copy_(table[token[index].long()])
 
 
 def mail_twin(control: Tensor, index: Tensor, value: Tensor) -> None:

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The kernels of sample.py. A row's threshold for top-k is found exactly, by halving the range of the scores' bits, without a sort."""
+"""The kernels of sample.py. A row's threshold for top-k is found exactly, without a sort."""
 
 from __future__ import annotations
 
-from engine.kernels.gpu import jit, jit_once, tl
+from engine.kernels.gpu import await_previous, jit, jit_once, open_next, tl
 
 
 @jit
@@ -29,28 +29,25 @@ def order_of(scores):
 
 
 @jit
-def kth_largest(keys, there, k):
-    """A key that k keys or more reach (`there` says which count), and which no key between it and the k-th largest exceeds: keys below it
-    are those below the k-th largest. Three bounds are tried at a time."""
-    low = tl.min(tl.where(there, keys, 0x7FFFFFFF), 0).to(tl.int64)
-    high = tl.max(tl.where(there, keys, -0x7FFFFFFF), 0).to(tl.int64) + 1
-    while high - low > 1:
-        step = tl.maximum((high - low) // 4, 1)
-        first = low + step
-        second = tl.minimum(first + step, high - 1)
-        third = tl.minimum(second + step, high - 1)
-        two = tl.where(keys >= first.to(tl.int32), 1, 0) + tl.where(keys >= second.to(tl.int32), 1 << 16, 0)
-        counts = tl.sum(tl.where(there, two, 0), 0)
-        at_third = tl.sum(tl.where(there & (keys >= third.to(tl.int32)), 1, 0), 0)
-        at_first = counts & 0xFFFF
-        at_second = counts >> 16
-        reached = tl.where(at_third >= k, third, tl.where(at_second >= k, second, tl.where(at_first >= k, first, low)))
-        missed = tl.where(at_first < k, first, tl.where(at_second < k, second, tl.where(at_third < k, third, high)))
-        exact = (at_first == k) | (at_second == k) | (at_third == k)
-        low = reached
-        # Exactly k reach `low`: it parts them from the rest as well as the k-th largest does.
-        high = tl.where(exact, low + 1, missed)
-    return low.to(tl.int32)
+def kth_largest(scores, there, k):
+    """The k-th largest of the scores that are `there`, or the least of them where there are no more than k. A round counts how many reach
+    each of 8 bounds between two scores, and is the last one once what is left between the bounds is one value, however often it comes."""
+    i = tl.arange(0, 8)
+    found = tl.min(tl.where(there, scores, float("inf")), 0)
+    high = tl.max(tl.where(there, scores, float("-inf")), 0)
+    low = found
+    above = tl.sum((there & (scores > found)).to(tl.int32), 0)
+    rounds = 0
+    # Infinite scores have no end of rounds; what is drawn from them is nothing anyway.
+    while (above >= k) & (rounds < 64):
+        bounds = tl.where(i == 7, high, low + (high - low) * ((i + 1) * 0.125))
+        reach = tl.sum((there[:, None] & (scores[:, None] >= bounds[None, :])).to(tl.int32), 0)
+        low = tl.maximum(low, tl.max(tl.where(reach >= k, bounds, float("-inf")), 0))
+        high = tl.minimum(high, tl.min(tl.where(reach >= k, float("inf"), bounds), 0))
+        found = tl.min(tl.where(there & (scores >= low), scores, float("inf")), 0)
+        above = tl.sum((there & (scores > found)).to(tl.int32), 0)
+        rounds += 1
+    return found
 
 
 @jit
@@ -75,28 +72,25 @@ def nucleus(keys, weights, there, top_p):
 
 
 @jit
-def draw(logits, width, number, own, column):
-    """The token drawn from logits [BLOCK], of which `width` count; the row's parameters lie at `own` (+ `column`)."""
-    picked = tl.argmax(logits, 0).to(tl.int32)
-    if tl.load(own + 6 + column) == 0.0:
+def draw(logits, width, number, temperature, top_k, top_p, greedy):
+    """The token drawn from logits [BLOCK], of which `width` count."""
+    if greedy != 0.0:
+        picked = tl.argmax(logits, 0).to(tl.int32)
+    else:
         j = tl.arange(0, logits.shape[0])
-        scores = tl.div_rn(logits, tl.zeros_like(logits) + tl.load(own + column))
+        scores = tl.div_rn(logits, tl.zeros_like(logits) + temperature)
         kept = (j < width) & (scores > float("-inf"))
-        keys = order_of(scores)
-        k = tl.load(own + 2 + column).to(tl.int32)
-        if k < tl.sum(kept.to(tl.int32), 0):
-            kept = kept & (keys >= kth_largest(keys, kept, tl.maximum(k, 1)))
+        kept = kept & (scores >= kth_largest(scores, kept, tl.maximum(top_k.to(tl.int32), 1)))
         weights = tl.where(kept, tl.exp(scores - tl.max(scores, 0)), 0.0)
-        top_p = tl.load(own + 4 + column)
         if top_p < 1.0:
-            kept = nucleus(keys, weights, kept, top_p)
+            kept = nucleus(order_of(scores), weights, kept, top_p)
             weights = tl.where(kept, weights, 0.0)
         wide = weights.to(tl.float64)
         cumulative = tl.cumsum(wide, 0)
-        possible = weights > 0.0
-        past = possible & (cumulative > number * tl.sum(wide, 0))
-        last = tl.max(tl.where(possible, j, 0), 0)
-        picked = tl.minimum(tl.min(tl.where(past, j, width), 0), last).to(tl.int32)
+        past = (weights > 0.0) & (cumulative > number * tl.sum(wide, 0))
+        picked = tl.min(tl.where(past, j, width), 0).to(tl.int32)
+        if picked == width:
+            picked = tl.max(tl.where(weights > 0.0, j, 0), 0).to(tl.int32)
     return tl.minimum(picked, width - 1)
 
 
@@ -107,22 +101,26 @@ def talker_sample_kernel(
 ):  # fmt: skip
     """One row a program."""
     r = tl.program_id(0).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     slot = tl.load(slots + r).to(tl.int64)
-    step = tl.load(steps + slot)
     own = sampling + slot * parameters
+    # Whatever a row needs is asked for at once: each wait for memory is a good part of this kernel's time.
+    step = tl.load(steps + slot)
+    temperature, top_k, top_p, greedy = tl.load(own), tl.load(own + 2), tl.load(own + 4), tl.load(own + 6)
+    own_penalty = tl.load(own + 8)
+    own_seed = tl.load(seed + slot)
+    own_may_end = tl.load(may_end + slot)
     j = tl.arange(0, BLOCK)
     code = j < codebook
     raw = tl.load(logits + r * vocab + tl.where(code, j, eos), mask=j <= codebook, other=float("-inf")).to(tl.float32)
     broken = tl.sum((code & ~(tl.abs(raw) < float("inf"))).to(tl.int32), 0) > 0
     repeated = tl.load(seen + slot * codebook + j, mask=code, other=0) != 0
-    penalty = tl.zeros_like(raw) + tl.load(own + 8)
+    penalty = tl.zeros_like(raw) + own_penalty
     raw = tl.where(repeated, tl.where(raw < 0.0, raw * penalty, tl.div_rn(raw, penalty)), raw)
-    may = (tl.load(may_end + slot) != 0) & (step >= min_tokens)
+    may = (own_may_end != 0) & (step >= min_tokens)
     raw = tl.where((j == codebook) & ~may, float("-inf"), raw)
-    picked = draw(raw, codebook + 1, uniform(tl.load(seed + slot), step, 0, groups), own, 0)
+    picked = draw(raw, codebook + 1, uniform(own_seed, step, 0, groups), temperature, top_k, top_p, greedy)
     picked = tl.where(broken, 0, picked)
     tl.store(drawn + r, tl.where(broken, -1, picked))
     kept = tl.minimum(picked, codebook - 1)
@@ -139,14 +137,16 @@ def predictor_sample_kernel(
 ):  # fmt: skip
     """One row a program; width 0: there is no table."""
     r = tl.program_id(0).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     slot = tl.load(slots + r).to(tl.int64)
+    own = sampling + slot * parameters + 1
     frame = tl.maximum(tl.load(steps + slot) - 1, 0)
+    temperature, top_k, top_p, greedy = tl.load(own), tl.load(own + 2), tl.load(own + 4), tl.load(own + 6)
+    own_seed = tl.load(seed + slot)
     j = tl.arange(0, BLOCK)
     raw = tl.load(logits + r * vocab + j, mask=j < vocab, other=float("-inf")).to(tl.float32)
-    picked = draw(raw, vocab, uniform(tl.load(seed + slot), frame, group, groups), sampling + slot * parameters, 1)
+    picked = draw(raw, vocab, uniform(own_seed, frame, group, groups), temperature, top_k, top_p, greedy)
     tl.store(codes + (slot * positions + tl.minimum(frame, positions - 1)) * code_groups + group, picked.to(tl.int16))
     i = tl.arange(0, WIDTH)
     for start in tl.range(0, width, WIDTH):
@@ -160,9 +160,8 @@ def frame_end_kernel(
     slots, codes, steps, tables, offsets, frame_sum, positions, groups, width, GROUPS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr
 ):
     """A part of one row's sum a program."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     frame = tl.minimum(tl.maximum(tl.load(steps + slot) - 1, 0), positions - 1)
     g = tl.arange(0, GROUPS)
@@ -178,9 +177,8 @@ def frame_end_kernel(
 def talker_input_kernel(slots, steps, prompt, text, frame_sum, text_table, x, positions, text_length, width, WIDTH: tl.constexpr, PDL: tl.constexpr):
     """A part of one row a program."""
     r = tl.program_id(0).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     slot = tl.load(slots + r).to(tl.int64)
     step = tl.load(steps + slot)
     word = tl.load(text + slot * text_length + tl.minimum(step, text_length - 1)).to(tl.int64)
@@ -193,10 +191,22 @@ def talker_input_kernel(slots, steps, prompt, text, frame_sum, text_table, x, po
 
 
 @jit
+def predictor_input_kernel(slots, hidden, token, table, last, x, hidden_width, width, WIDTH: tl.constexpr, PDL: tl.constexpr):
+    """A part of one row a program."""
+    r = tl.program_id(0).to(tl.int64)
+    open_next(PDL)
+    await_previous(PDL)
+    slot = tl.load(slots + r).to(tl.int64)
+    code = tl.load(token + slot).to(tl.int64)
+    i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    tl.store(last + r * hidden_width + i, tl.load(hidden + slot * hidden_width + i, mask=i < hidden_width), mask=i < hidden_width)
+    tl.store(x + r * width + i, tl.load(table + code * width + i, mask=i < width), mask=i < width)
+
+
+@jit
 def mail_kernel(control, index, value, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    open_next(PDL)
+    await_previous(PDL)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(index + i, mask=i < count, other=-1)
     tl.store(control + place, tl.load(value + i, mask=i < count, other=0), mask=place >= 0)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.kernels.gpu import linear as linear_module
 from engine.kernels.gpu.linear import (
+    Tiling,
     linear,
     linear_add,
     linear_add_twin,
@@ -24,9 +26,9 @@ SIZES = [(64, 96), (96, 70), (72, 33), (2056, 17), (384, 256)]
 EPS = 1e-6
 
 
-def normed(x: Tensor, w: Tensor) -> Tensor:
+def normed(x: Tensor) -> Tensor:
     wide = x.double()
-    return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * w.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt()
 
 
 def gated(y: Tensor) -> Tensor:
@@ -35,32 +37,52 @@ def gated(y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("rows", [1, 2, 5, 17, 32, 33])
+@pytest.mark.parametrize("rows", [1, 2, 5, 9, 32, 33])
 @pytest.mark.parametrize("size", SIZES)
 def test_projections(size: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     inputs, outputs = size
-    x, w = random(rows, inputs, dtype=dtype), random(inputs, dtype=dtype)
+    x = random(rows, inputs, dtype=dtype)
     weight = random(2 * outputs, inputs, dtype=dtype) / inputs**0.5
     one, bias, residual = weight[:outputs], random(outputs, dtype=dtype), random(rows, outputs, dtype=dtype)
     exact = x.double() @ one.double().T
     for project in (linear, linear_twin):
         close(project(x, one, None), exact)
         close(project(x, one, bias), exact + bias.double())
+    given = torch.full_like(residual, torch.nan)
+    assert linear(x, one, bias, given) is given
+    close(given, exact + bias.double())
     for project in (norm_linear, norm_linear_twin):
-        close(project(x, w, EPS, one), normed(x, w) @ one.double().T)
+        close(project(x, EPS, one), normed(x) @ one.double().T)
     for gate in (norm_gate_up, norm_gate_up_twin):
-        close(gate(x, w, EPS, weight), gated(normed(x, w) @ weight.double().T))
+        close(gate(x, EPS, weight), gated(normed(x) @ weight.double().T))
     for add in (linear_add, linear_add_twin):
         out = residual.clone()
         assert add(x, one, out) is out
         close(out, exact + residual.double())
 
 
+@pytest.mark.parametrize("tiling", [Tiling(32, 32, 4, 2, splits=3), Tiling(64, 64, 4, 3), Tiling(16, 32, 2, 2, splits=5)])
+@pytest.mark.parametrize("rows", [2, 9, 32])
+@pytest.mark.parametrize("size", [(384, 256), (72, 33)])
+def test_tilings(size: tuple[int, int], rows: int, tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each says the same, again and again."""
+    inputs, outputs = size
+    monkeypatch.setattr(linear_module, "FEW_ROWS", tiling)
+    x, residual = random(rows, inputs, dtype=torch.bfloat16), random(rows, outputs, dtype=torch.bfloat16)
+    weight = random(2 * outputs, inputs, dtype=torch.bfloat16) / inputs**0.5
+    first = linear_add(x, weight[:outputs], residual.clone())
+    for _ in range(2):
+        assert torch.equal(linear_add(x, weight[:outputs], residual.clone()), first)
+    close(first, residual.double() + x.double() @ weight[:outputs].double().T)
+    close(norm_gate_up(x, EPS, weight), gated(normed(x) @ weight.double().T))
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_norm_and_gate(dtype: torch.dtype) -> None:
     x, w = random(3, 72, dtype=dtype), random(72, dtype=dtype)
     for norm in (rms_norm, rms_norm_twin):
-        close(norm(x, w, EPS), normed(x, w))
+        close(norm(x, w, EPS), normed(x) * w.double())
+        close(norm(x, None, EPS), normed(x))
     for gate in (silu_mul, silu_mul_twin):
         close(gate(x), gated(x.double()))
 
@@ -68,13 +90,13 @@ def test_norm_and_gate(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [2, 16, 40])
 def test_neighbours_change_nothing(rows: int) -> None:
     """The same launch with other rows, one of them not a number."""
-    x, w = random(rows, 96, dtype=torch.bfloat16), random(96, dtype=torch.bfloat16)
+    x = random(rows, 96, dtype=torch.bfloat16)
     weight = random(64, 96, dtype=torch.bfloat16)
-    first, gate = norm_linear(x, w, EPS, weight), norm_gate_up(x, w, EPS, weight)
+    first, gate = norm_linear(x, EPS, weight), norm_gate_up(x, EPS, weight)
     x[0] = torch.nan
     x[2:] = random(rows, 96, dtype=torch.bfloat16)[2:]
-    assert torch.equal(norm_linear(x, w, EPS, weight)[1], first[1])
-    assert torch.equal(norm_gate_up(x, w, EPS, weight)[1], gate[1])
+    assert torch.equal(norm_linear(x, EPS, weight)[1], first[1])
+    assert torch.equal(norm_gate_up(x, EPS, weight)[1], gate[1])
 
 
 def test_every_element_is_written() -> None:

@@ -168,6 +168,20 @@ def test_talker_input(run: object) -> None:
     assert positions.tolist() == (prompt[index] + step).tolist()
 
 
+@pytest.mark.parametrize("run", [sample.predictor_input, sample.predictor_input_twin])
+@pytest.mark.parametrize("width", [1030, 96])
+def test_predictor_input(run: object, width: int) -> None:
+    state = State()
+    state.token = torch.tensor([3, 0, 29, 7, 1, 2, 8], dtype=torch.int32, device=DEVICE)
+    hidden, table = random(SLOTS, 1100, dtype=torch.bfloat16), random(30, width, dtype=torch.bfloat16)
+    slots = torch.tensor([6, 1, 2], dtype=torch.int32, device=DEVICE)
+    last = torch.full((3, 1100), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    x = torch.full((3, width), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    run(slots, hidden, state.token, table, last, x)  # type: ignore[operator]
+    assert torch.equal(last, hidden[[6, 1, 2]])
+    assert torch.equal(x, table[[8, 0, 29]])
+
+
 @pytest.mark.parametrize("run", [sample.mail, sample.mail_twin])
 def test_mail(run: object) -> None:
     control = torch.zeros(900, dtype=torch.int32, device=DEVICE)

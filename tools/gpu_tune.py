@@ -1,0 +1,101 @@
+"""On a GPU: which tiling of each product makes the whole frame of the Code Predictor, or step of the Talker, quickest.
+
+python tools/gpu_tune.py MODEL [seconds]: one product after the other, each tried inside the captured launch, since there a kernel's beginning
+runs while the one before it ends. Prints lines for TILINGS of engine/kernels/gpu/linear.py."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from engine.config import GPU_LATENCY
+from engine.gpu.device import use
+from engine.gpu.stages import GpuStages
+from engine.kernels.gpu import linear, power_of_two
+from engine.kernels.gpu.linear import Tiling
+from engine.model.checkpoint import load_checkpoint
+from engine.scheduler import Stage
+
+BEGAN, BUDGET_S = time.monotonic(), float(sys.argv[2]) if len(sys.argv) > 2 else 240.0
+PREDICTOR = [(1024, 4096), (2048, 1024), (1024, 3072), (3072, 1024), (1024, 2048)]
+TALKER = [(2048, 4096), (2048, 2048), (2048, 6144), (6144, 2048)]
+ONE = [
+    Tiling(8, 256, 8), Tiling(4, 256, 4), Tiling(16, 256, 8), Tiling(8, 256, 4), Tiling(16, 256, 4), Tiling(4, 2048, 8), Tiling(8, 2048, 8),
+    Tiling(8, 1024, 8), Tiling(16, 1024, 8), Tiling(2, 2048, 4),
+]  # fmt: skip
+FEW = [
+    Tiling(64, 128, 4, 4), Tiling(64, 64, 4, 6), Tiling(64, 256, 4, 3), Tiling(64, 128, 4, 4, 2), Tiling(64, 128, 4, 4, 4), Tiling(64, 64, 4, 6, 4),
+]  # fmt: skip
+
+
+class Tuner:
+    def __init__(self, folder: Path) -> None:
+        device = torch.device("cuda", 0)
+        use(device)
+        config = replace(GPU_LATENCY, slots=128, chunk_frames=(1,), first_frames=1)
+        self.stages = GpuStages(load_checkpoint(folder, dtype=torch.bfloat16, codec_dtype=torch.float32, device=device), config)
+        self.works = {Stage.TALKER: self.stages._talker_step, Stage.PREDICTOR: self.stages._predictor_frame}
+
+    def ms(self, stage: Stage, rows: int) -> float:
+        """One launch, the median of 20; infinite where it cannot be made."""
+        launcher = self.stages._launcher
+        try:
+            with torch.inference_mode():
+                launcher.add(stage, self.works[stage], rows)
+        except Exception as problem:
+            print(f"    {type(problem).__name__}: {str(problem)[:100]}", flush=True)
+            return float("inf")
+        graph = launcher._captured[stage, rows][0]
+        times = []
+        for _ in range(25):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        return statistics.median(times[5:])
+
+    def tune(self, stage: Stage, rows: int, shapes: list[tuple[int, int]]) -> None:
+        best = self.ms(stage, rows)
+        print(f"{stage.name.lower()}, {rows} rows: {best:.3f} ms", flush=True)
+        for inputs, outputs in shapes:
+            key = linear.padded(rows), inputs, outputs
+            tried = []
+            for tiling in ONE if rows == 1 else FEW:
+                if time.monotonic() - BEGAN > BUDGET_S or tiling.depth > power_of_two(inputs) or (tiling.splits > 1 and inputs <= outputs // 2):
+                    continue
+                before = linear.TILINGS.get(key)
+                linear.TILINGS[key] = tiling
+                took = self.ms(stage, rows)
+                tried.append((took, (tiling.matrix_rows, tiling.depth, tiling.warps, tiling.stages, tiling.splits)))
+                if took < best:
+                    best = took
+                elif before is None:
+                    del linear.TILINGS[key]
+                else:
+                    linear.TILINGS[key] = before
+            print(f"  {key}: {linear.TILINGS.get(key)}; " + ", ".join(f"{t} {ms:.3f}" for ms, t in sorted(tried)), flush=True)
+        print(f"{stage.name.lower()}, {rows} rows: {best:.3f} ms", flush=True)
+
+
+def main() -> None:
+    tuner = Tuner(Path(sys.argv[1]))
+    print(f"loaded, {time.monotonic() - BEGAN:.0f} s", flush=True)
+    for rows in (1, 16, 32):
+        tuner.tune(Stage.PREDICTOR, rows, PREDICTOR)
+    for rows in (1, 16):
+        tuner.tune(Stage.TALKER, rows, TALKER)
+    print(f"{time.monotonic() - BEGAN:.0f} s", flush=True)
+    for key, t in sorted(linear.TILINGS.items()):
+        print(f"    {key}: Tiling({t.matrix_rows}, {t.depth}, {t.warps}, {t.stages}, {t.splits}),")
+
+
+if __name__ == "__main__":
+    main()
