@@ -1,7 +1,7 @@
 """On a GPU: does the engine say what it says on a CPU, and what does each launch cost? `make gpu-check`.
 
 Each fixture checkpoint speaks on the CPU and, in float32, through captured graphs; then a checkpoint of the released shape with random
-weights is captured in bfloat16 and every graph timed. The table goes to standard output."""
+weights is captured in bfloat16, has to say the same whatever its neighbours do, and every graph is timed. The table goes to standard output."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from engine.config import GPU_LATENCY, EngineConfig
 from engine.gpu.device import captured, use
 from engine.gpu.stages import TIMED, GpuStages
 from engine.loop import EngineLoop
-from engine.messages import Append, AudioChunk, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
+from engine.messages import Append, AudioChunk, Cancel, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
 from engine.model.checkpoint import load_checkpoint
 from engine.scheduler import Stage
 from engine.stages import BaseStages, Stages
@@ -28,8 +30,10 @@ SMALL = EngineConfig(slots=8, positions=256, buckets=(1, 2, 4, 8), chunk_frames=
 TEXTS = ["one two three four", "the quick brown fox jumps over the lazy dog", "five"]
 
 
-def speak(stages: BaseStages, sampling: list[Sampling], *, gap_turns: int = 0, frames: int = 24) -> dict[int, tuple[str, np.ndarray]]:
-    """Each text with its sampling through the loop, `gap_turns` turns apart: why it ended and its samples."""
+def speak(
+    stages: BaseStages, sampling: list[Sampling], *, gap_turns: int = 0, frames: int = 24, cancelled: Sequence[int] = (), cancel_turn: int = 0
+) -> dict[int, tuple[str, np.ndarray]]:
+    """Each text with its sampling through the loop, `gap_turns` turns apart: why it ended and its samples. Those `cancelled` are, at a turn."""
     events: list[Event] = []
     loop = EngineLoop(stages, stages.config, lambda _, event: events.append(event))
     for number, one in enumerate(sampling):
@@ -38,8 +42,13 @@ def speak(stages: BaseStages, sampling: list[Sampling], *, gap_turns: int = 0, f
             loop.handle(b"", command, time.monotonic())
         for _ in range(gap_turns):
             loop.turn(time.monotonic())
+    turns = 0
     while not loop.idle:
+        if turns == cancel_turn:
+            for number in cancelled:
+                loop.handle(b"", Cancel(loop.epoch, number), time.monotonic())
         loop.turn(time.monotonic())
+        turns += 1
     said = {}
     for number in range(len(sampling)):
         own = [event for event in events if getattr(event, "utterance", -1) == number]
@@ -76,6 +85,38 @@ def check_fixtures(device: torch.device) -> int:
     return bad
 
 
+def check_identity(folder: Path, device: torch.device) -> int:
+    """In bfloat16, with one bucket for whatever is ready: what an utterance says depends on no neighbour, bit by bit, nor on what a neighbour
+    does; nor on a race between kernels of which one begins before the other has ended."""
+    bad = 0
+    checkpoint = load_checkpoint(folder, dtype=torch.bfloat16, codec_dtype=torch.float32, device=device)
+    for bucket in (1, 8, 32, 64):
+        config = replace(GPU_LATENCY, slots=bucket, positions=256, buckets=(bucket,), first_frames=1, chunk_frames=(1,), prefill_rows=32)
+        stages = captured(GpuStages(checkpoint, config))
+        stages.warm_up()
+        seeds = [Sampling(seed=seed) for seed in range(bucket)]
+        wanted = speak(stages, seeds)
+        others = [*seeds[: bucket // 2], *(Sampling(seed=1000 + seed) for seed in range(bucket - bucket // 2))]
+        alone = speak(stages, seeds[:1])
+        again = [speak(stages, seeds) for _ in range(3)]
+        mixed = speak(stages, others, cancelled=range(bucket // 2, bucket), cancel_turn=40) if bucket > 1 else wanted
+        late = speak(stages, seeds, gap_turns=3)
+        same = {
+            "said again": all(_same(wanted, one, bucket) for one in again),
+            "alone": _same(wanted, alone, 1),
+            "among others that are cancelled": _same(wanted, mixed, bucket // 2),
+            "begun one after the other": _same(wanted, late, bucket),
+        }
+        bad += sum(not ok for ok in same.values())
+        print(f"{'ok  ' if all(same.values()) else 'FAIL'} bfloat16, launches of {bucket} rows, bit by bit the same: {same}")
+    return bad
+
+
+def _same(wanted: dict[int, tuple[str, np.ndarray]], found: dict[int, tuple[str, np.ndarray]], first: int) -> bool:
+    pairs = [(wanted[number], found[number]) for number in range(first)]
+    return all(one[0] == other[0] and len(one[1]) > 0 and np.array_equal(one[1], other[1]) for one, other in pairs)
+
+
 def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> None:
     begin_s = time.monotonic()
     stages = GpuStages(load_checkpoint(folder, dtype=torch.bfloat16, codec_dtype=torch.float32, device=device), config)
@@ -99,7 +140,7 @@ def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> Non
         print(f"codec, {frames:2} frames   " + " ".join(f"{cost:7.3f}" for cost in costs))
     print(f"prefill of {config.prefill_rows} rows: {stages.costs.estimate(Stage.PREFILL, 1) * 1000:.3f} ms")
     for stage in (Stage.TALKER, Stage.PREDICTOR):
-        for size in (1, 8, 64):
+        for size in (1, 32):
             profile(stages, stage, size)
     for count in (1, 32):
         sampling = [Sampling(seed=seed) for seed in range(count)]
@@ -127,7 +168,7 @@ def profile(stages: GpuStages, stage: Stage, bucket: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a checkpoint folder; default: random weights in the shape of 1.7B-CustomVoice")
-    parser.add_argument("--only", choices=("fixtures", "times"), help="one half of it")
+    parser.add_argument("--only", choices=("fixtures", "identity", "times"), help="one part of it")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("error: no GPU here; run this on a machine with one", file=sys.stderr)
@@ -135,7 +176,7 @@ def main() -> int:
     device = torch.device("cuda")
     use(device)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    bad = 0 if arguments.only == "times" else check_fixtures(device)
+    bad = check_fixtures(device) if arguments.only in (None, "fixtures") else 0
     if arguments.only == "fixtures":
         return 1 if bad else 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -147,7 +188,10 @@ def main() -> int:
             begin_s = time.monotonic()
             make(folder, "1.7B-CustomVoice", 0)
             print(f"random checkpoint made in {time.monotonic() - begin_s:.1f} s")
-        time_graphs(folder, GPU_LATENCY, device)
+        if arguments.only in (None, "identity"):
+            bad += check_identity(folder, device)
+        if arguments.only in (None, "times"):
+            time_graphs(folder, GPU_LATENCY, device)
     return 1 if bad else 0
 
 
