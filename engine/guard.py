@@ -47,22 +47,24 @@ class Guard:
         self._silence = 32768.0 * math.pow(10.0, SILENCE_DBFS / 20.0)
         self._span = math.ceil(REPEAT_S / frame_s)
         self._tokens: list[int] = []
+        self._same = [0] * LONGEST_CYCLE
+        """How many of the latest tokens equal the one 1, 2, .. before them."""
 
     def hear(self, samples: NDArray[np.int16]) -> None:
         """Near-silence that lasts is no pause any more."""
         if len(samples) == 0:
             return
-        loud = float(np.sqrt(np.square(samples.astype(np.float32)).mean())) > self._silence
+        wide = samples.astype(np.float32)
+        loud = float(np.dot(wide, wide)) > len(wide) * self._silence**2
         self._quiet_s = 0.0 if loud else self._quiet_s + len(samples) / self._rate
         if self._quiet_s >= SILENCE_S:
             self.verdict = self.verdict or "silence"
 
     def see(self, token: int) -> None:
         """The same few tokens over and over, for seconds, is a loop the model will not leave."""
+        for before in range(1, min(LONGEST_CYCLE, len(self._tokens)) + 1):
+            self._same[before - 1] = self._same[before - 1] + 1 if self._tokens[-before] == token else 0
         self._tokens.append(token)
-        del self._tokens[: -(self._span + LONGEST_CYCLE)]
-        if len(self._tokens) < self._span + LONGEST_CYCLE:
-            return
-        recent = np.array(self._tokens)
-        if any(np.array_equal(recent[-self._span :], recent[-self._span - cycle : -cycle]) for cycle in range(1, LONGEST_CYCLE + 1)):
+        del self._tokens[:-LONGEST_CYCLE]
+        if max(self._same) >= self._span:
             self.verdict = self.verdict or "repetition"

@@ -327,7 +327,8 @@ class EngineLoop:
         """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
         for voice in self._active.values():
             u = voice.utterance
-            if u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
+            # Most have all of their text; a look at each of hundreds is not for nothing.
+            if not u.text_closed and u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
                 u.reason = "idle"
                 voice.text.close()
                 self._feed(voice)

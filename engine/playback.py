@@ -11,6 +11,8 @@ class PlaybackClock:
         self.sample_rate = sample_rate
         self.emitted = 0
         self.measured = False
+        self.dry_s: float | None = None
+        """When the listener runs out, as long as nothing else is emitted or reported; None where that moves with the time."""
         self._heard = 0
         self._at_s = 0.0
         self._playing = False
@@ -23,11 +25,16 @@ class PlaybackClock:
         self.emitted += samples
         if first and not self._reported:
             self._playing = True
+        self._foresee()
 
     def report(self, heard: int, playing: bool, measured: bool, now_s: float) -> None:
         """The gateway's word: `heard` samples so far, clock running or not. A position that was never emitted counts as all of it."""
         self._heard, self._at_s, self._playing = min(max(heard, 0), self.emitted), now_s, playing
         self.measured, self._reported = measured, True
+        self._foresee()
+
+    def _foresee(self) -> None:
+        self.dry_s = self._at_s + (self.emitted - self._heard) / self.sample_rate if self._playing else None
 
     def heard(self, now_s: float) -> int:
         """Samples heard by now."""
@@ -41,6 +48,4 @@ class PlaybackClock:
 
     def dry_at(self, now_s: float) -> float:
         """When the listener runs out. A listener who is paused may resume at any moment, so counts as resuming now."""
-        if not self._playing:
-            return now_s + self.buffered_s(now_s)
-        return self._at_s + (self.emitted - self._heard) / self.sample_rate
+        return now_s + self.buffered_s(now_s) if self.dry_s is None else self.dry_s

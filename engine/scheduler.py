@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
+from typing import NamedTuple
 
 from engine.config import EngineConfig
 from engine.request import Utterance
@@ -35,9 +36,9 @@ class Stage(IntEnum):
     __hash__ = int.__hash__
 
 
-@dataclass(slots=True, eq=False)
-class ReadyWork:
-    """What one utterance can have done for it now. `frames` counts for Codec only. `dry_at` and `slack` are infinite for a download."""
+class ReadyWork(NamedTuple):
+    """What one utterance can have done for it now. `frames` counts for Codec only; `undecoded` frames are there for it, and `also` is the
+    other stage that a row which waits for Codec is ready for. `dry_at` and `slack` are infinite for a download."""
 
     utterance: Utterance
     stage: Stage
@@ -45,6 +46,8 @@ class ReadyWork:
     dry_at: float
     slack: float
     sounded: bool
+    undecoded: int
+    also: Stage | None
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class Scheduler:
 
     def pick(self, now_s: float, utterances: Iterable[Utterance]) -> Launch | None:
         """The next launch, or None if nothing is ready or everyone is far enough ahead."""
-        work = self.survey(now_s, utterances)
+        work = self.survey(now_s, utterances, self.config.ahead_s)
         anchor = self._anchor(work)
         return None if anchor is None else self._launch(anchor, work)
 
@@ -129,8 +132,9 @@ class Scheduler:
         slacks = [item.slack for item in self.survey(now_s, utterances) if item.utterance.live]
         return max(0.0, min(slacks) - self.config.ahead_s) if slacks else None
 
-    def survey(self, now_s: float, utterances: Iterable[Utterance]) -> list[ReadyWork]:
-        """What each utterance needs next, of those for which something can be done now.
+    def survey(self, now_s: float, utterances: Iterable[Utterance], within_s: float = math.inf) -> list[ReadyWork]:
+        """What each utterance needs next, of those for which something can be done now. Of streams whose slack is `within_s` or more some
+        are left out.
 
         Plain to the point of repeating `Utterance`'s own properties: at 800 streams a call here is a tenth of a millisecond."""
         self._least = self.least_chunk()
@@ -141,13 +145,24 @@ class Scheduler:
         codec_s = {size: self.costs.estimate(Stage.CODEC, rows, size) for size in (smallest, *larger, first)}
         larger_s = [(size, codec_s[size]) for size in reversed(larger)]
         largest = larger[-1] if larger else smallest
-        safety_s, credit, pieces = self.config.safety_s, self._credit, self._pieces
-        work = []
+        safety_s, credit, pieces, most = self.config.safety_s, self._credit, self._pieces, len(self._pieces) - 1
+        prefill, talker, predictor, codec, inf = Stage.PREFILL, Stage.TALKER, Stage.PREDICTOR, Stage.CODEC, math.inf
+        # Whoever runs dry later has that much slack, whatever the next chunk is; a microsecond for rounding.
+        far_s = now_s + within_s + safety_s + largest * frame_s + max(codec_s.values()) + 1e-6
+        make, kind = tuple.__new__, ReadyWork
+        work: list[ReadyWork] = []
+        add = work.append
         for u in utterances:
-            done, emitted, live = u.frames_done, u.samples_emitted, u.live
-            undecoded = done - u.frames_decoded
+            emitted, live, clock = u.samples_emitted, u.live, u.playback
             sounded = emitted > 0
-            dry_at = u.playback.dry_at(now_s) + u.coming_s if live or not sounded else math.inf
+            if live or not sounded:
+                dry_at = (clock.dry_at(now_s) if clock.dry_s is None else clock.dry_s) + u.coming_s
+                if dry_at >= far_s and sounded:
+                    continue
+            else:
+                dry_at = inf
+            done, ended = u.frames_done, u.speech_ended
+            undecoded = done - u.frames_decoded
             if not sounded:
                 chunk = first
             elif not live:
@@ -161,26 +176,31 @@ class Scheduler:
                     if (size - undecoded if size > undecoded else 0) * frame_s + seconds <= half_s:
                         chunk = size
                         break
-            frames = 1
-            drawn = u.frames_issued > done
-            if undecoded >= chunk or (undecoded and not drawn and (u.speech_ended or u.stalled)):
+            if u.frames_issued > done:
+                stage = predictor
+            elif u.prefill_left:
+                stage = prefill
+            elif not ended and (u.text_closed or done < u.text_issued):
+                stage = talker
+            else:
+                stage = None
+            frames, also = 1, None
+            # All of a stream's frames are decoded once no more can be made: its speech has ended, or it waits for text.
+            if undecoded >= chunk or (undecoded and stage is None):
                 if emitted - u.samples_consumed >= credit:
                     continue
-                stage, frames = Stage.CODEC, min(chunk, pieces[min(undecoded, len(pieces) - 1)])
-            elif drawn:
-                stage = Stage.PREDICTOR
-            elif u.prefill_left:
-                stage = Stage.PREFILL
-            elif not u.speech_ended and (u.text_closed or done < u.text_issued):
-                stage = Stage.TALKER
-            else:
+                also = None if stage is prefill else stage
+                stage, frames = codec, pieces[undecoded if undecoded < most else most]
+                if frames > chunk:
+                    frames = chunk
+            elif stage is None:
                 continue
-            if dry_at == math.inf:
-                slack = dry_at
+            if dry_at == inf:
+                slack = inf
             else:
-                missing = 0 if u.speech_ended or undecoded > chunk else chunk - undecoded
+                missing = 0 if ended or undecoded > chunk else chunk - undecoded
                 slack = dry_at - now_s - (u.prefill_left * prompt_s + missing * frame_s + codec_s[chunk]) - safety_s
-            work.append(ReadyWork(u, stage, frames, dry_at, slack, sounded))
+            add(make(kind, (u, stage, frames, dry_at, slack, sounded, undecoded, also)))
         return work
 
     def least_chunk(self) -> int:
@@ -229,29 +249,19 @@ class Scheduler:
     def _launch(self, anchor: ReadyWork, work: list[ReadyWork]) -> Launch:
         """Fill the anchor's launch with rows ready for the same work, in order of need, up to what the anchor can spare."""
         stage, frames, ahead_s = anchor.stage, anchor.frames, self.config.ahead_s
-        others = [
-            item
-            for item in work
-            if (item.stage is stage or item.stage is Stage.CODEC)
-            and (item.slack < ahead_s or not item.sounded or not item.utterance.live)
-            and item is not anchor
-            and self._joins(item, stage, frames)
-        ]
+        if stage is Stage.PREFILL:
+            return Launch(stage, [anchor.utterance], frames)
+        # A row that waits for the codec may be ready for its next frame as well.
+        fits = [item for item in work if item.stage is stage or item.also is stage]
+        if stage is Stage.CODEC:
+            fits = [item for item in fits if item.undecoded >= frames]
+        others = [item for item in fits if (item.slack < ahead_s or not item.sounded or not item.utterance.live) and item is not anchor]
         silent = sorted((item for item in others if not item.sounded), key=lambda item: item.utterance.arrived_s)
         heard = sorted((item for item in others if item.sounded), key=attrgetter("slack"))
         rows = [anchor.utterance, *(item.utterance for item in silent), *(item.utterance for item in heard)]
         rows = rows[: self._room(anchor, len(rows))]
-        if stage is not Stage.PREFILL:
-            self.usual_rows += 0.05 * (len(rows) - self.usual_rows)
+        self.usual_rows += 0.05 * (len(rows) - self.usual_rows)
         return Launch(stage, rows, frames)
-
-    def _joins(self, item: ReadyWork, stage: Stage, frames: int) -> bool:
-        """Whether a row that waits for this stage, or for the codec, can be in the launch."""
-        if stage is Stage.CODEC:
-            return item.utterance.undecoded >= frames
-        if item.stage is stage:
-            return stage is not Stage.PREFILL
-        return item.utterance.predictor_ready if stage is Stage.PREDICTOR else stage is Stage.TALKER and item.utterance.talker_ready
 
     def _room(self, anchor: ReadyWork, rows: int) -> int:
         """Of the buckets that cost the anchor no more than it can spare, and never less than a second row's worth, the one with which
