@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: gpu-check gpu-bench run test soak screenshots lint types bench clean
+.PHONY: gpu-check gpu-soak gpu-bench run test soak screenshots lint types bench clean
 
 run: $(VENV)/.run
 	@$(BIN)/vivavoce serve $(ARGS)
@@ -36,6 +36,12 @@ gpu-check:
 	PYTHONPATH=. $(GPU_PYTHON) -m pytest -q tests/engine/gpu
 	PYTHONPATH=. $(GPU_PYTHON) -m engine conform tests/fixtures --device cuda
 	PYTHONPATH=. $(GPU_PYTHON) tools/gpu_check.py $(ARGS)
+
+# Slow: a memory checker over the kernels' tests, and minutes of utterances that are cancelled at random.
+gpu-soak:
+	PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m pytest -q -x tests/engine/gpu/test_linear.py \
+		tests/engine/gpu/test_attention.py tests/engine/gpu/test_frame_attention.py tests/engine/gpu/test_sample.py tests/engine/gpu/test_conv.py
+	PYTHONPATH=. $(GPU_PYTHON) tools/gpu_check.py --only soak $(ARGS)
 
 gpu-bench:
 	PYTHON=$(GPU_PYTHON) tools/gpu-bench --rate 1 10 20 60 $(ARGS)

@@ -167,11 +167,13 @@ class EngineLoop:
     def turn(self, now_s: float) -> float | None:
         """Retire what is done, admit, then make at most one launch. Returns seconds until something is due: 0 after a launch and while
         one is under way, None if only a command can change anything. Raises DeviceLost: the engine is to end then."""
+        began_s = self._clock()
         self._retire_done()
         if len(self._flights) >= self.stages.depth:
+            self._free_at_s = None
             return 0.0
         if self._free_at_s is None:
-            self._free_at_s = self._clock()
+            self._free_at_s = began_s
         self._admit(now_s)
         self._close_stalled(now_s)
         utterances = [voice.utterance for voice in self._active.values()]
@@ -431,9 +433,13 @@ class EngineLoop:
                     self._retire_token(voice, first, cast("int | None", value))
                 else:
                     self._retire_chunk(voice, first, launch.frames, cast("Samples | None", value))
-        seconds = flight.called_s if flight.pending.seconds is None else flight.pending.seconds
+        host_s, seconds = flight.host_s, flight.pending.seconds
+        if seconds is None:
+            seconds = flight.called_s
+        else:
+            host_s += flight.called_s
         self.stages.costs.record(launch.stage, len(launch.rows), launch.frames, seconds)
-        self._tally.launched(launch.stage, len(launch.rows), seconds)
+        self._tally.launched(launch.stage, len(launch.rows), seconds, host_s)
         self.trace.append(flight.entry(seconds))
         for voice in flight.voices:
             u = voice.utterance

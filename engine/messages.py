@@ -205,7 +205,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """How the engine is doing; counts are since its start. `waiting` utterances have no slot yet.
 
     `slack_counts[i]` live chunks were ready at most `slack_bounds[i]` seconds, and more than the bound before, ahead of the moment
-    their listener would have run dry (negative: after it); the last count is of those beyond all bounds, `slack_sum` their total."""
+    their listener would have run dry (negative: after it); the last count is of those beyond all bounds, `slack_sum` their total.
+    `host_seconds`: what the engine's own thread took for all launches together, beside the device."""
 
     epoch: int
     slots: int
@@ -216,6 +217,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     slack_bounds: list[float]
     slack_counts: list[int]
     slack_sum: float
+    host_seconds: float = 0.0
 
 
 Event = Welcome | Unwelcome | Started | AudioChunk | Done | Failed | Stats

@@ -17,11 +17,13 @@ class Tally:
     def __init__(self) -> None:
         self._sizes: dict[Stage, Counter[int]] = {stage: Counter() for stage in Stage}
         self._seconds = dict.fromkeys(Stage, 0.0)
+        self._host_s = 0.0
         self._slacks = [0] * (len(SLACK_BOUNDS_S) + 1)
         self._slack_s = 0.0
 
-    def launched(self, stage: Stage, rows: int, seconds: float) -> None:
-        """A launch of `rows` rows took `seconds`."""
+    def launched(self, stage: Stage, rows: int, seconds: float, host_s: float) -> None:
+        """A launch of `rows` rows took `seconds`, and the engine's thread `host_s` to come to it and to make it."""
+        self._host_s += host_s
         self._sizes[stage][rows] += 1
         self._seconds[stage] += seconds
 
@@ -34,4 +36,4 @@ class Tally:
         """All of it as a message."""
         stages = [StageStats(stage.name.lower(), dict(self._sizes[stage]), self._seconds[stage]) for stage in Stage]
         known = [StageCost(stage.name.lower(), rows, frames, seconds) for stage, rows, frames, seconds in costs.known()]
-        return Stats(epoch, slots, used, waiting, stages, known, list(SLACK_BOUNDS_S), list(self._slacks), self._slack_s)
+        return Stats(epoch, slots, used, waiting, stages, known, list(SLACK_BOUNDS_S), list(self._slacks), self._slack_s, self._host_s)

@@ -151,6 +151,9 @@ def _of_engine(stats: Stats) -> Iterator[Metric]:
         busy.add_metric([stage.stage], stage.seconds)
     yield batch
     yield busy
+    yield CounterMetricFamily(
+        "vivavoce_engine_host_seconds", "Time the engine's own thread took for all launches, beside the device", value=stats.host_seconds
+    )
     cost = GaugeMetricFamily("vivavoce_engine_launch_cost_seconds", "What a launch takes at present", labels=["stage", "rows", "frames"])
     for known in stats.costs:
         cost.add_metric([known.stage, str(known.rows), str(known.frames)], known.seconds)

@@ -6,6 +6,7 @@ weights is captured in bfloat16, has to say the same whatever its neighbours do,
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from engine.config import GPU_LATENCY, EngineConfig
 from engine.gpu.device import captured, use
 from engine.gpu.stages import TIMED, GpuStages
 from engine.loop import EngineLoop
-from engine.messages import Append, AudioChunk, Cancel, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
+from engine.messages import Append, AudioChunk, Cancel, Credit, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
 from engine.model.checkpoint import load_checkpoint
 from engine.scheduler import Stage
 from engine.stages import BaseStages, Stages
@@ -112,6 +113,52 @@ def check_identity(folder: Path, device: torch.device) -> int:
     return bad
 
 
+def soak(folder: Path, device: torch.device, minutes: float) -> int:
+    """Utterances that begin, are cancelled, and end at random for minutes: afterwards every slot is free, no memory was taken, and an
+    utterance says what it said before."""
+    config = replace(GPU_LATENCY, slots=64, buckets=(1, 2, 4, 8, 16, 32, 64), chunk_frames=(1, 2, 4))
+    stages = captured(GpuStages(load_checkpoint(folder, dtype=torch.bfloat16, codec_dtype=torch.float32, device=device), config))
+    stages.warm_up()
+    before, held = speak(stages, [Sampling(seed=5)]), torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    counts = {"begun": 0, "cancelled": 0, "ended": 0, "refused": 0, "failed": 0}
+    running: set[int] = set()
+
+    def heed(_: bytes, event: Event) -> None:
+        if isinstance(event, Done):
+            counts["cancelled" if event.reason == "cancelled" else "ended"] += 1
+        elif isinstance(event, Failed):
+            counts["refused" if event.code == "overloaded" else "failed"] += 1
+        if isinstance(event, Done | Failed):
+            running.discard(event.utterance)
+
+    loop = EngineLoop(stages, config, heed)
+    chance = random.Random(1)
+    end_s = time.monotonic() + 60 * minutes
+    while time.monotonic() < end_s or not loop.idle:
+        now_s = time.monotonic()
+        if now_s < end_s and len(running) < 90 and chance.random() < 0.05:
+            number = counts["begun"]
+            counts["begun"] += 1
+            running.add(number)
+            request = SpeechRequest(pace=chance.choice(["file", "live"]), max_frames=chance.randrange(1, 120), sampling=Sampling(seed=number))
+            text = " ".join(chance.choice(TEXTS) for _ in range(chance.randrange(1, 6)))
+            for command in (Open(loop.epoch, number, request), Append(loop.epoch, number, text), Finish(loop.epoch, number)):
+                loop.handle(b"", command, now_s)
+        if running and chance.random() < 0.01:
+            loop.handle(b"", Cancel(loop.epoch, chance.choice(sorted(running))), now_s)
+        for number in running:
+            loop.handle(b"", Credit(loop.epoch, number, 10**12), now_s)
+        wait_s = loop.turn(now_s)
+        if wait_s:
+            time.sleep(min(wait_s, 0.002))
+    grown = (torch.cuda.memory_allocated(device) if device.type == "cuda" else 0) - held
+    again = _same(before, speak(stages, [Sampling(seed=5)]), 1)
+    good = again and stages.free_slots == config.slots and not running and not counts["failed"] and grown <= 0
+    free = f"{stages.free_slots} of {config.slots} slots free"
+    print(f"{'ok  ' if good else 'FAIL'} {minutes:g} minutes of soak: {counts}, {free}, {grown} bytes more, says the same: {again}")
+    return not good
+
+
 def _same(wanted: dict[int, tuple[str, np.ndarray]], found: dict[int, tuple[str, np.ndarray]], first: int) -> bool:
     pairs = [(wanted[number], found[number]) for number in range(first)]
     return all(one[0] == other[0] and len(one[1]) > 0 and np.array_equal(one[1], other[1]) for one, other in pairs)
@@ -168,7 +215,8 @@ def profile(stages: GpuStages, stage: Stage, bucket: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a checkpoint folder; default: random weights in the shape of 1.7B-CustomVoice")
-    parser.add_argument("--only", choices=("fixtures", "identity", "times"), help="one part of it")
+    parser.add_argument("--only", choices=("fixtures", "identity", "times", "soak"), help="one part of it")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of soak; it runs only when asked for (default: %(default)s)")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("error: no GPU here; run this on a machine with one", file=sys.stderr)
@@ -190,6 +238,8 @@ def main() -> int:
             print(f"random checkpoint made in {time.monotonic() - begin_s:.1f} s")
         if arguments.only in (None, "identity"):
             bad += check_identity(folder, device)
+        if arguments.only == "soak":
+            bad += soak(folder, device, arguments.minutes)
         if arguments.only in (None, "times"):
             time_graphs(folder, GPU_LATENCY, device)
     return 1 if bad else 0

@@ -18,7 +18,7 @@ def test_counts_and_sums() -> None:
     tally, costs = Tally(), StageCosts((1, 2, 4))
     costs.record(Stage.CODEC, 3, 2, 0.25)
     for rows in (1, 3, 3):
-        tally.launched(Stage.TALKER, rows, 0.5)
+        tally.launched(Stage.TALKER, rows, 0.5, 0.25)
     for slack_s in (-7.0, 0.0, 0.01, 9.0):
         tally.chunk_ready(slack_s)
     stats = tally.stats(7, 16, 3, 2, costs)
@@ -29,6 +29,7 @@ def test_counts_and_sums() -> None:
     at = dict(zip([*SLACK_BOUNDS_S, None], stats.slack_counts, strict=True))
     assert {bound: count for bound, count in at.items() if count} == {-1.0: 1, 0.0: 1, 0.05: 1, None: 1}
     assert stats.slack_sum == pytest.approx(2.01)
+    assert stats.host_seconds == 0.75
 
 
 async def test_an_engine_answers_while_it_speaks(tmp_path: Path) -> None:
