@@ -20,7 +20,7 @@ from gateway.keys import PEERS
 from gateway.media.opus import LOOKAHEAD_SAMPLES, PACKET_SAMPLES
 from gateway.rtc.channel import MOST_UNREAD_BYTES
 from tests.gateway.census import differences, kill, started
-from tests.gateway.clients import Listener, Speaker
+from tests.gateway.clients import PATIENCE_S, Listener, Speaker
 from tests.gateway.conftest import Client
 from tests.gateway.mute_proxy import MuteProxy
 from tests.gateway.stand_in import RATE, StandInEngine
@@ -300,3 +300,19 @@ async def test_a_data_channel_that_takes_less_than_an_event_gets_the_others(conn
     await speaker.say("Short.")
     assert (await listener.channel_event("utterance.done"))["text"] == "Short."
     await listener.close()
+
+
+async def test_a_message_without_an_end_is_not_kept(connect, listen, gateway) -> None:
+    """The listener goes; its session, and whoever listens next, do not notice."""
+    speaker = await connect("webrtc")
+    flooding = await listen(speaker, channel=True)
+    association = flooding.connection.sctp
+    association._remote_max_message_size = 0
+    channel = channel_of(gateway, flooding)
+    flooding.channel.send("x" * 50_000_000)
+    async with asyncio.timeout(PATIENCE_S):
+        await flooding.closed.wait()
+    assert channel.transport._advertised_rwnd > -10_000_000
+    listener = await listen(speaker)
+    done = await speaker.say("Still here.")
+    assert (done["reason"], len(listener.arrivals)) == ("end", packets(done["duration_ms"]))
