@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
@@ -33,12 +34,17 @@ UNSPEAKABLE = "…" * 400
 """It is answered at once, with the same text."""
 HEARD = "The quick brown fox jumps over the lazy dog while seven wizards argue about the weather."
 CREDIT_S = 4.0
-SETTINGS = {"stalled_s": 2, "heartbeat_s": 1, "resume_s": 0.5}
+SETTINGS = {"stalled_s": 2, "heartbeat_s": 1, "resume_s": 2}
 MOST_HELD_KB = 60_000
-"""By all of them at once. It is 25 to 35 MB: 1 to 4 MB each, but 10 MB for the file, which has to be whole."""
-LETS_GO_WITHIN_S = 15.0
+"""By all of them at once. It is 20 to 28 MB: 1 to 4 MB each, but 10 MB for the file, which has to be whole."""
+LETS_GO_WITHIN_S = 30.0
 
 Unread = Callable[["World"], Awaitable[None]]
+
+
+def late() -> contextlib.AbstractContextManager[None]:
+    """On a machine that is busy with something else a client may have been let go before it is through with what it does."""
+    return contextlib.suppress(ConnectionError)
 
 
 class World:
@@ -86,8 +92,9 @@ class World:
         await speaker.send("text.append", text=APPEND)
         await speaker.event("utterance.started")
         transport_of(speaker).pause_reading()
-        while full and not await self.stands(mark):
-            await speaker.socket.pong()
+        with late():
+            while full and not await self.stands(mark):
+                await speaker.socket.pong()
         return speaker
 
 
@@ -109,9 +116,10 @@ async def reads_slowly(world: World) -> int:
 
 async def ping(speaker: Speaker) -> None:
     """So often that the answers fill what there is room for; and until the gateway is at it."""
-    for _ in range(4000):
-        await speaker.socket.ping(bytes(125))
-    await asyncio.sleep(0.3)
+    with late():
+        for _ in range(4000):
+            await speaker.socket.ping(bytes(125))
+        await asyncio.sleep(0.3)
 
 
 async def takes_no_bytes(world: World) -> None:
@@ -142,7 +150,8 @@ async def stops_listening(world: World) -> None:
 async def stops_listening_and_breaks_the_protocol(world: World) -> None:
     """It would be told why it has to go."""
     speaker = await world.listener(full=True)
-    await speaker.socket.send_bytes(b"\0\0")
+    with late():
+        await speaker.socket.send_bytes(b"\0\0")
 
 
 async def stops_listening_and_pings(world: World) -> None:
@@ -207,7 +216,8 @@ async def test_who_does_not_read_is_let_go_and_nobody_else_notices(world: World)
     before = await world.get("/census")
     already = len(world.engine.utterances)
 
-    speaking = asyncio.create_task(speaker.say(HEARD))
+    over = asyncio.Event()
+    speaking = asyncio.create_task(say_and_read_on(speaker, over))
     begun_s = time.monotonic()
     arrived = len(listener.arrivals)
     async with asyncio.TaskGroup() as group:
@@ -217,15 +227,13 @@ async def test_who_does_not_read_is_let_go_and_nobody_else_notices(world: World)
     for _ in range(3):
         most_kb = max(most_kb, (await world.get("/census"))["rss_kb"])
         await asyncio.sleep(0.2)
-    done = await speaking
     left = differences(before, await world.get("/census"))
     while left and time.monotonic() < begun_s + LETS_GO_WITHIN_S:
-        # It does read.
-        await speaker.send("ping")
-        await speaker.event("pong")
         await asyncio.sleep(0.25)
         left = differences(before, await world.get("/census"))
     took_s = time.monotonic() - begun_s
+    over.set()
+    done = await speaking
     (sent,) = await world.get("/sent")
     gaps = [after[0] - earlier[0] for earlier, after in itertools.pairwise(sent)]
     print(f"{len(WAYS)} that do not read: +{most_kb - before['rss_kb']} KB, all let go after {took_s:.1f} s; {len(sent)} packets left for the one")
@@ -238,6 +246,15 @@ async def test_who_does_not_read_is_let_go_and_nobody_else_notices(world: World)
     slowly.cancel()
     await listener.close()
     await speaker.close()
+
+
+async def say_and_read_on(speaker: Speaker, over: asyncio.Event) -> dict[str, Any]:
+    done = await speaker.say(HEARD)
+    while not over.is_set():
+        await speaker.send("ping")
+        await speaker.event("pong")
+        await asyncio.sleep(0.2)
+    return done
 
 
 def packets(duration_ms: int) -> int:
