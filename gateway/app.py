@@ -12,6 +12,7 @@ from aiohttp import web
 from gateway.api import cross_origin, native, operations, speech, tokens
 from gateway.api.attendance import Attendance
 from gateway.api.owner import Owners
+from gateway.api.unread import Unread
 from gateway.auth import Access
 from gateway.config import GatewayConfig
 from gateway.drain import Drain
@@ -44,7 +45,7 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app[CONFIG] = config
     app[ENGINES] = engines
     app[ACCESS] = Access(config)
-    app[ATTENDANCE] = Attendance(config.stalled_s)
+    app[ATTENDANCE] = Attendance()
     app[CALLERS] = callers = Callers(config)
     app[SESSIONS] = sessions = Sessions(config, engines)
     app[DRAIN] = Drain(sessions, callers)
@@ -53,6 +54,7 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
     app[PEERS] = Peers(config)
     app[REQUESTS] = asyncio.Semaphore(config.max_requests)
     app.on_response_prepare.append(cross_origin.allow)
+    app.on_response_prepare.append(Unread(config.stalled_s).watch)
     app.on_shutdown.append(_hang_up)
     app.cleanup_ctx.append(_conversations)
     app.add_routes(

@@ -69,7 +69,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_requests: Count = 256
     """How many HTTP speech requests may be open at once."""
     stalled_s: Seconds = 120.0
-    """How long an HTTP client may take nothing of its speech before it is let go."""
+    """How long a client may take nothing of what is sent to it, by HTTP or WebSocket, before its connection is cut."""
     connect_s: Seconds = 30.0
     """How long a listener may take from its offer to a DTLS connection."""
     silent_s: Seconds = 10.0

@@ -6,7 +6,7 @@ import logging
 import time
 from contextlib import ExitStack
 
-from aiohttp import ClientConnectionResetError, web
+from aiohttp import web
 
 from gateway.api.outbox import Outbox
 from gateway.api.owner import Owner
@@ -27,7 +27,7 @@ async def speech(request: web.Request) -> web.StreamResponse:
     """GET /v1/speech: a new session; with `?resume=TOKEN&received=COUNT` one whose socket has broken."""
     try:
         return await (_resume(request) if "resume" in request.query else _open(request))
-    except ClientConnectionResetError:
+    except ConnectionError:
         log.debug("a client went away before its socket was open")
         # Nobody is there to read it.
         return web.Response(status=499, reason="Client Closed Request")

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
-from aiohttp import ClientConnectionResetError, WSCloseCode, web
+from aiohttp import WSCloseCode, web
 
 from gateway.events import Playback, ServerEvent, UtteranceProgress, encode
 
@@ -145,7 +145,7 @@ class Outbox:
                     return
                 self._filled.clear()
                 await self._filled.wait()
-        except ClientConnectionResetError:
+        except ConnectionError:
             # The reading side sees the same and ends the session, or waits for the client.
             log.debug("a client went away while being written to")
 

@@ -96,6 +96,9 @@ class Owner:
         broken = False
         try:
             broken = await self._read(socket)
+        except ConnectionError:
+            # It had something to be answered, and went.
+            broken = True
         finally:
             # aiohttp may cancel this handler while it waits: everything is told to stop first, then waited for.
             writer.cancel()

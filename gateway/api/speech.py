@@ -29,12 +29,11 @@ from engine import (
     UtteranceFailed,
     is_speakable,
 )
-from gateway.api.attendance import Client
 from gateway.api.speech_body import OPENAI_VOICES, ApiError, SpeechBody, blamed, decode, find_model, model_names
 from gateway.filter import Verbatim
 from gateway.keys import ACCESS, ATTENDANCE, CALLERS, CONFIG, DRAIN, ENGINES, METRICS, REQUESTS
 from gateway.logs import REQUEST
-from gateway.media.container import Container, container
+from gateway.media.container import AudioFileFormat, Container, container
 from gateway.media.opus import RATE
 from gateway.pool import EnginePool
 from gateway.refusal import Refusal
@@ -44,6 +43,7 @@ from gateway.text import Cleaner
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
+PIECE_BYTES = 1 << 16
 STARTED_S = int(time.time())
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -97,7 +97,7 @@ async def speech(request: web.Request) -> web.StreamResponse:
         with request.app[CALLERS].opened(request[CALLER], time.monotonic()) as caller:
             caller.spend(len(body.input), time.monotonic())
             said = _Speech(engines, asked, script.said)
-            answer = await request.app[ATTENDANCE].while_there(request, lambda client: _answer(request, client, body, said), request[REQUEST_ID])
+            answer = await request.app[ATTENDANCE].while_there(request, _answer(request, body, said), request[REQUEST_ID])
     # Where there is none, nobody is there to read it.
     return answer or web.Response(status=499, reason="Client Closed Request")
 
@@ -140,7 +140,7 @@ class _Speech:
         return text[done.text_until :]
 
 
-async def _answer(request: web.Request, client: Client, body: SpeechBody, speech: _Speech) -> web.StreamResponse:
+async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> web.StreamResponse:
     chunks = speech.pcm()
     begun_s = time.monotonic()
     try:
@@ -158,24 +158,31 @@ async def _answer(request: web.Request, client: Client, body: SpeechBody, speech
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         if sse:
-            await _as_events(request, client, response, file, first, chunks, speech)
+            await _as_events(request, response, file, first, chunks, speech)
         else:
-            await _as_bytes(request, client, response, file, first, chunks)
+            await _as_bytes(request, response, file, first, chunks)
         return response
     finally:
         # Not left to the garbage collector: the engine's place is free from here on.
         await chunks.aclose()
 
 
-async def _in_one_piece(request: web.Request, body: SpeechBody, chunks: AsyncIterator[bytes]) -> web.Response:
-    pcm = b"".join([chunk async for chunk in chunks])
+async def _in_one_piece(request: web.Request, body: SpeechBody, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
+    content_type, audio = await asyncio.to_thread(_file, body.response_format, [chunk async for chunk in chunks])
+    response = web.StreamResponse(headers=_headers(request) | {"Content-Type": content_type})
+    response.content_length = len(audio)
+    await response.prepare(request)
+    # Not handed to aiohttp whole: it would copy it, and the request would have given up its place with its answer still to be taken.
+    for at in range(0, len(audio), PIECE_BYTES):
+        await response.write(audio[at : at + PIECE_BYTES])
+    await response.write_eof()
+    return response
 
-    def encode() -> tuple[str, bytes]:
-        file = container(body.response_format, len(pcm))
-        return file.content_type, file.add(pcm) + file.end()
 
-    content_type, audio = await asyncio.to_thread(encode)
-    return web.Response(body=audio, content_type=content_type, headers=_headers(request))
+def _file(response_format: AudioFileFormat, chunks: list[bytes]) -> tuple[str, bytes]:
+    pcm = b"".join(chunks)
+    file = container(response_format, len(pcm))
+    return file.content_type, file.add(pcm) + file.end()
 
 
 async def _encoded(file: Container, first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -191,12 +198,10 @@ async def _encoded(file: Container, first: bytes, chunks: AsyncIterator[bytes]) 
         yield data
 
 
-async def _as_bytes(
-    request: web.Request, client: Client, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes]
-) -> None:
+async def _as_bytes(request: web.Request, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes]) -> None:
     try:
         async for ready in _encoded(file, first, chunks):
-            await client.write(response, ready)
+            await response.write(ready)
         await response.write_eof()
     except EngineError as error:
         # The status is out: a body without its last chunk is the one way left to say that it is not whole.
@@ -206,23 +211,17 @@ async def _as_bytes(
 
 
 async def _as_events(
-    request: web.Request,
-    client: Client,
-    response: web.StreamResponse,
-    file: Container,
-    first: bytes,
-    chunks: AsyncIterator[bytes],
-    speech: _Speech,
+    request: web.Request, response: web.StreamResponse, file: Container, first: bytes, chunks: AsyncIterator[bytes], speech: _Speech
 ) -> None:
     """`usage` counts the text in characters, for its tokens are the engine's affair, and the speech in frames."""
     try:
         async for ready in _encoded(file, first, chunks):
-            await client.write(response, _event({"type": "speech.audio.delta", "audio": base64.b64encode(ready).decode()}))
+            await response.write(_event({"type": "speech.audio.delta", "audio": base64.b64encode(ready).decode()}))
         frames = -(-speech.samples // request.app[ENGINES].info.samples_per_frame)
         usage = {"input_tokens": speech.chars, "output_tokens": frames, "total_tokens": speech.chars + frames}
-        await client.write(response, _event({"type": "speech.audio.done", "usage": usage}))
+        await response.write(_event({"type": "speech.audio.done", "usage": usage}))
     except EngineError as error:
-        await client.write(response, _event({"type": "speech.audio.error"} | _refusal(error).body))
+        await response.write(_event({"type": "speech.audio.error"} | _refusal(error).body))
     await response.write_eof()
 
 

@@ -32,8 +32,8 @@ class Channel:
             return
         try:
             self._channel.send(encode(event))
-        except (InvalidStateError, ConnectionError):
-            # It closes just now.
+        except (InvalidStateError, ConnectionError, ValueError):
+            # It closes just now; or the event is longer than the listener takes, by its offer.
             return
 
     def _receive(self, message: str | bytes) -> None:

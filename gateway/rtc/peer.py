@@ -148,6 +148,9 @@ class Peer:
                 if self._connected and await self._silent_for(now_s) >= self._config.silent_s:
                     log.info("listener %s has gone: nothing came from it for %g s", self.ident, self._config.silent_s)
                     break
+                if self._overflows:
+                    log.warning("listener %s is sent away: it sends messages without an end", self.ident)
+                    break
         finally:
             self._closing = True
             await self._connection.close()
@@ -169,6 +172,13 @@ class Peer:
         if report != self._receiver_report or not self._line.awake(now_s):
             self._receiver_report, self._sign_s = report, now_s
         return now_s - self._sign_s
+
+    @property
+    def _overflows(self) -> bool:
+        """Whether more has come on its data channels, of messages that are not complete, than it was told there is room for. aiortc keeps
+        all of it."""
+        association = self._connection.sctp
+        return association is not None and association._advertised_rwnd < 0
 
     def _open_channel(self, channel: RTCDataChannel) -> None:
         if channel.label == LABEL and self._channel is None:

@@ -38,14 +38,16 @@ class Demo:
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.set_default_timeout(PATIENCE_MS)
 
-    async def connect(self) -> None:
+    async def connect(self, *, settles: bool = True) -> None:
         """Press Connect, wait until the page says that it is, and as long again as a hand needs to reach the keyboard.
 
-        For its first second or so a receiver averages its buffer up from nothing and may stretch what it plays meanwhile."""
+        For its first second or so a receiver averages its buffer up from nothing and may stretch what it plays meanwhile: to whom that does
+        not matter, it need not have settled."""
         await self.page.click("#connect")
         await self.page.wait_for_selector("body[data-state=ready]")
         self.watch.reset()
-        await self.page.wait_for_timeout(SETTLES_MS)
+        if settles:
+            await self.page.wait_for_timeout(SETTLES_MS)
         self._concealed = await self.concealed()
 
     async def type(self, text: str, *, delay_ms: float = 15.0) -> None:

@@ -103,7 +103,7 @@ async def test_a_hand_is_held_to_its_clauses_and_a_fast_sender_is_not(wav_gatewa
 
 async def test_what_is_typed_is_spoken_when_its_clause_or_the_hand_stops(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(wav_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
     await demo.type("The harbour was quiet, ", delay_ms=100)
     await demo.until("done", 1)
     await demo.type("and nobody spoke ", delay_ms=100)
@@ -123,7 +123,7 @@ async def test_what_is_typed_is_spoken_when_its_clause_or_the_hand_stops(wav_gat
 async def test_a_language_the_voice_does_not_speak_is_told(gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(gateway.url)
     hint = demo.page.locator("#hint")
-    await demo.connect()
+    await demo.connect(settles=False)
     await demo.type("Das ist nicht der Weg. ")
     await hint.filter(has_text="German, which the voice does not speak. It knows English").wait_for()
     await demo.page.keyboard.press("Escape")
@@ -188,7 +188,7 @@ async def test_instructions_are_not_offered_where_they_do_nothing(wav_gateway: G
 
 async def test_the_simulator_writes_and_can_be_stopped(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(wav_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
     page = demo.page
     await page.click("#author summary")
     await page.fill("#sim-text", "Left at the mill, then straight on. It is not far.")
@@ -243,7 +243,7 @@ async def test_a_chat_answer_is_spoken_as_it_streams_under_the_policy(wav_gatewa
 
 async def test_a_stopped_answer_is_remembered_as_far_as_it_was_heard(wav_gateway: Gateway, open_demo: OpenDemo, chat: Chat) -> None:
     demo = await open_demo(wav_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
     chat.answer, chat.stalls = "The way is long, so let me tell you about all of it. First there is a bridge.", True
     await ask(demo, chat, "Which way?")
     await demo.until_heard()
@@ -262,7 +262,7 @@ async def test_a_stopped_answer_is_remembered_as_far_as_it_was_heard(wav_gateway
 
 async def test_what_goes_wrong_with_a_chat_is_told(wav_gateway: Gateway, open_demo: OpenDemo, chat: Chat) -> None:
     demo = await open_demo(wav_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
     await ask(demo, chat, "Hello?", key="wrong")
     assert "(401): this key is unknown Check the key." in await demo.problem()
     chat.cors = False
@@ -298,7 +298,7 @@ async def test_speaking_up_interrupts_if_it_was_asked_to(wav_gateway: Gateway, t
     async with tabs(tmp_path / "profile", *flags) as open_demo:
         demo = await open_demo(wav_gateway.url)
         page = demo.page
-        await demo.connect()
+        await demo.connect(settles=False)
         assert await page.evaluate("vivavoce.microphone.on") is False
         await demo.say("Nobody is listening in.")
         await page.click("#microphone")
@@ -356,7 +356,7 @@ def engine_of(gateway: Gateway) -> int:
 async def test_the_banner_of_a_lost_engine_goes_when_speech_is_back(tmp_path: Path, open_demo: OpenDemo) -> None:
     with serving(tmp_path) as gateway:
         demo = await open_demo(gateway.url)
-        await demo.connect()
+        await demo.connect(settles=False)
         await demo.type(LONG_LINE)
         await demo.page.keyboard.press("Enter")
         await demo.until_heard()
@@ -428,7 +428,7 @@ def contrast(one: str, other: str) -> float:
 async def show_everything(demo: Demo) -> None:
     """An utterance heard, one stopped and one waiting, a problem, a hint, all that can be opened open."""
     page = demo.page
-    await demo.connect()
+    await demo.connect(settles=False)
     await demo.say("One is heard.")
     await demo.type(LONG_LINE)
     await page.keyboard.press("Enter")

@@ -58,5 +58,5 @@ async def test_the_page_says_that_a_key_is_needed_and_speaks_with_a_token(guarde
     assert "an API key is needed" in await demo.problem()
     await demo.page.close()
     demo = await open_demo(f"{guarded.url}/#token={token_of(guarded)}")
-    await demo.connect()
+    await demo.connect(settles=False)
     await demo.say("With a token it speaks.")

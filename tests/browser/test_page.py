@@ -39,14 +39,14 @@ async def test_stop_silences_at_once_and_shows_what_was_heard(wav_gateway: Gatew
 
 async def test_a_page_closed_in_mid_speech_leaves_nothing_behind(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(wav_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
     await demo.type(LONG_LINE)
     await demo.page.keyboard.press("Enter")
     await demo.until_heard()
     await demo.page.close()
 
     after = await open_demo(wav_gateway.url)
-    await after.connect()
+    await after.connect(settles=False)
     await after.say("Back again.")
     assert rms(await after.recording()) > 0.01
     assert await after.count("done") == 1
@@ -54,7 +54,7 @@ async def test_a_page_closed_in_mid_speech_leaves_nothing_behind(wav_gateway: Ga
 
 async def test_a_second_listener_replaces_the_first(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     owner = await open_demo(wav_gateway.url)
-    await owner.connect()
+    await owner.connect(settles=False)
     invitation = await owner.page.evaluate("vivavoce.session.invitation")
     guest = await open_demo(wav_gateway.url)
     await guest.page.evaluate(
@@ -83,7 +83,7 @@ async def test_leaving_asks_for_nothing_that_is_gone(wav_gateway: Gateway, open_
     refused: list[str] = []
     demo.page.on("response", lambda response: refused.append(f"{response.status} {response.url}") if response.status >= 400 else None)
     for _ in range(4):
-        await demo.connect()
+        await demo.connect(settles=False)
         await demo.page.click("#connect")
         await demo.page.wait_for_selector("body[data-state=closed]")
         await demo.page.wait_for_timeout(300)
@@ -96,12 +96,12 @@ async def test_an_unknown_voice_is_answered_with_those_there_are(wav_gateway: Ga
     problem = await demo.problem()
     assert "nobody" in problem and "the checkpoint has: " in problem
     await demo.page.goto(wav_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
 
 
 async def test_a_gateway_that_goes_away_is_an_error_in_words(brief_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(brief_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
     brief_gateway.stop()
     assert "connection to the gateway was lost" in await demo.problem()
     await demo.page.click("#connect")
@@ -111,7 +111,7 @@ async def test_a_gateway_that_goes_away_is_an_error_in_words(brief_gateway: Gate
 
 async def test_the_line_only_grows(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(wav_gateway.url)
-    await demo.connect()
+    await demo.connect(settles=False)
     page = demo.page
     await page.evaluate("() => { window.sent = []; vivavoce.line.ontext = (text) => sent.push(text); }")
     await demo.type("Hi")

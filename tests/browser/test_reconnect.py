@@ -112,7 +112,7 @@ async def test_the_text_goes_on_when_the_socket_breaks(wire: Wire, open_demo: Op
 async def test_a_session_that_is_over_is_not_waited_for(wire: Wire, open_demo: OpenDemo) -> None:
     demo = await open_demo(wire.url)
     await demo.page.evaluate(CAPTURE)
-    await demo.connect()
+    await demo.connect(settles=False)
     await demo.page.evaluate(TELL)
     await demo.page.evaluate("""() => {
       const { fetch: real } = window;

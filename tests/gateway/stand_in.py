@@ -222,11 +222,14 @@ class StandInEngine:
                     started, making.begun_s = True, time.monotonic()
                     self._send(peer, Started(self._epoch, number))
                 await asyncio.sleep(self.frame_s)
-                source = speech()
-                pcm = source.take(range(making.made, making.made + min(FRAME, wanted - making.made)), mode="wrap").tobytes()
+                pcm = self.sound(making.text, making.made, min(FRAME, wanted - making.made)).tobytes()
                 self._send(peer, AudioChunk(self._epoch, number, making.made, len(making.text), pcm))
                 making.made += len(pcm) // 2
                 making.pcm += pcm
+
+    def sound(self, text: str, first: int, count: int) -> NDArray[np.int16]:
+        """So many samples of this text's sound, from `first` on."""
+        return speech().take(range(first, first + count), mode="wrap")
 
     def _heard(self, making: Making) -> int:
         """As reported; without reports, what has been played since the first frame."""

@@ -18,16 +18,14 @@ import aiohttp
 import pytest
 
 from engine import EngineClient
+from tests.gateway.census import ROOT, differences, kill, started
 from tests.gateway.mute_proxy import MuteProxy
 from tests.gateway.stand_in import RATE, speech
 from tests.gateway.watched import descriptors, resident_kb
 from tests.gateway.ways import WAYS, Place, Way, heard_out
 
-ROOT = Path(__file__).parents[2]
 SESSIONS = 200
 AT_ONCE = 20
-POOL = "uvloop"
-"""What the threads of the event loop's own pool are called."""
 CROWD = 10
 SECONDS = 4
 SETTLES_S = 20.0
@@ -70,44 +68,6 @@ class World:
             if not differences(before, found) or time.monotonic() > until_s:
                 return found
             await asyncio.sleep(0.25)
-
-
-def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What there is more, or less, of; but for memory. The threads of the loop's own pool stay once they are there."""
-    then, now = ({name: count for name, count in flat(found).items() if counts(name)} for found in (before, after))
-    compared = [name for name in then | now if name.partition(" ")[0] in before]
-    return {name: (then.get(name, 0), now.get(name, 0)) for name in compared if then.get(name, 0) != now.get(name, 0)}
-
-
-def counts(name: str) -> bool:
-    return not name.endswith("_kb") and name != f"threads {POOL}"
-
-
-def flat(census: dict[str, Any]) -> dict[str, Any]:
-    """The same without folds: `tasks RequestHandler.start`."""
-    return {
-        f"{name} {part}" if part else name: count
-        for name, value in census.items()
-        for part, count in (value.items() if isinstance(value, dict) else [("", value)])
-    }
-
-
-async def started(*arguments: str, until: bytes) -> tuple[asyncio.subprocess.Process, str]:
-    """A Python process, once its output has a line with `until` in it: and that line."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(60):
-        while until not in (line := await process.stdout.readline()):
-            assert line, f"{arguments[0]} ended"
-    return process, line.decode().strip()
-
-
-async def kill(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
 
 
 @pytest.fixture

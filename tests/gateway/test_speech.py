@@ -348,25 +348,6 @@ async def test_a_client_that_goes_before_the_first_sound_frees_the_engine(gatewa
     await until(lambda: not speaking())
 
 
-async def test_a_reader_that_does_not_read_is_not_made_for(engine: StandInEngine, config: GatewayConfig) -> None:
-    """What waits for it is bounded by the engine's credit and the sockets; in the end it is let go."""
-    engine.credit_s, engine.frame_s = 4.0, 0.0
-    config = msgspec.structs.replace(config, stalled_s=1.0, max_utterance_chars=5000)
-    async with EnginePool(config) as engines, TestClient(Server(create_app(config, engines))) as client:
-        await engines.first_start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        body = json.dumps({"voice": "ryan", "input": "word " * 990, "response_format": "pcm"}).encode()
-        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (SPEECH.encode(), len(body)) + body)
-        await asyncio.sleep(0.8)
-        stood = engine.utterances[0].made
-        await asyncio.sleep(0.2)
-        whole = 990 * 5 * SAMPLES_PER_CHAR
-        assert engine.utterances[0].made == stood < whole, "it was made although nobody takes it"
-        await freed(engine, 3.0)
-        writer.close()
-
-
 async def test_a_gateway_that_stops_lets_go_of_the_engine(engine: StandInEngine, config: GatewayConfig, caplog) -> None:
     engine.frame_s = 0.02
     async with EnginePool(config) as engines:

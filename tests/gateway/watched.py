@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import re
 import sys
@@ -67,9 +68,23 @@ async def census(request: web.Request) -> web.Response:
             "peers": len(app[PEERS]._peers),
             "open": app[CALLERS].open,
             "utterances": len(client._utterances) + len(client._cancelled) if client is not None else 0,
+            "errors": ERRORS.count,
             "rss_kb": resident_kb(os.getpid()),
         }
     )
+
+
+class Errors(logging.Handler):
+    """Counts what the gateway and aiohttp logged as errors. Asyncio's are aiortc's: it does not like to be closed while it connects."""
+
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more."""
+        self.count += record.name.startswith(("gateway", "aiohttp"))
+
+
+ERRORS = Errors(logging.ERROR)
 
 
 class Departures:
@@ -99,6 +114,8 @@ def main() -> int:
     departures = Departures()
 
     def watched(config: GatewayConfig, engines: EnginePool) -> web.Application:
+        # Not before: logging has been set up by now.
+        logging.getLogger().addHandler(ERRORS)
         app = create_app(config, engines)
         app.add_routes([web.get("/census", census), web.get("/sent", departures.show)])
         return app

@@ -75,8 +75,12 @@ def transport_of(speaker: Speaker) -> asyncio.Transport:
 
 
 def reset(speaker: Speaker) -> None:
-    """Cut the socket: the kernel sends a reset."""
-    transport = transport_of(speaker)
+    """Cut the socket."""
+    cut(transport_of(speaker))
+
+
+def cut(transport: asyncio.Transport) -> None:
+    """The kernel sends a reset, and forgets what it had still to send."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 
