@@ -40,7 +40,7 @@ def late() -> bool:
     return time.monotonic() - BEGAN > BUDGET_S
 
 
-def timed(calls: list[Callable[[], object]], repeats: int = 1, *, pdl: int = 0, what: str = "") -> float:
+def timed(calls: list[Callable[[], object]], repeats: int = 1, *, pdl: bool = False, what: str = "") -> float:
     """us of one call: the median of 15 replays of a graph of all calls; infinite, with a line, where it cannot be captured."""
     gpu.PDL = pdl
     try:
@@ -49,7 +49,7 @@ def timed(calls: list[Callable[[], object]], repeats: int = 1, *, pdl: int = 0, 
         say(f"  {what} PDL {pdl}: {type(problem).__name__}: {str(problem)[:90]}")
         return float("inf")
     finally:
-        gpu.PDL = 0
+        gpu.PDL = False
 
 
 def replayed(calls: list[Callable[[], object]], repeats: int) -> float:
@@ -108,11 +108,11 @@ def linears() -> None:
             errors.append(f"{error(product(kind, x, weights[0], residual), right):.1e}")
         say(f"{name} {inputs}->{outputs} {kind}, error {' '.join(errors)}")
 
-        def time_of(rows: int, pdl: int) -> float:
+        def time_of(rows: int, pdl: bool) -> float:
             x, residual = random(rows, inputs), random(rows, outputs)
             return timed([lambda weight=weight: product(kind, x, weight, residual) for weight in weights], pdl=pdl, what=f"{rows} rows")
 
-        for label, pdl in (("own", 0), ("own+PDL", gpu.LATE)):
+        for label, pdl in (("own", False), ("own+PDL", True)):
             say(f"  {label:8}" + " ".join(f"{r}: {(us := time_of(r, pdl)):.2f} ({size / us / 1000:.0f})" for r in (1, 2, 8, 16, 32) if not late()))
         blas = []
         for rows in (1, 2, 8, 16, 32):
@@ -134,7 +134,7 @@ def attentions() -> None:
         for context in (15, 64, 300, 1000):
             at = torch.full((rows,), context, dtype=torch.int32, device="cuda")
             calls = [lambda k=k, v=v: attention.decode_attention(qkv, *norms, EPS, cos, sin, slots, at, k, v, 128**-0.5) for k, v in caches]
-            shown += [f"{context}{' PDL' if pdl else ''}: {timed(calls, 8, pdl=pdl, what='attention'):.2f}" for pdl in (0, gpu.LATE)]
+            shown += [f"{context}{' PDL' if pdl else ''}: {timed(calls, 8, pdl=pdl, what='attention'):.2f}" for pdl in (False, True)]
             if rows == 1:
                 keys, values = (part.double() for part in caches[0])
                 wide = attention.decode_attention_twin(
@@ -163,7 +163,7 @@ def samples() -> None:
             "frame_end": lambda: sample.frame_end(slots, codes, steps, tables, offsets, frame_sum),
         }
         shown = [f"{name} {timed([call], 20):.2f}" for name, call in calls.items()]
-        shown += [f"{name}+PDL {timed([call], 20, pdl=gpu.LATE, what=name):.2f}" for name, call in calls.items()]
+        shown += [f"{name}+PDL {timed([call], 20, pdl=True, what=name):.2f}" for name, call in calls.items()]
         parameters[:, 4:6] = 0.9
         shown += [f"{name} p {timed([call], 20):.2f}" for name, call in list(calls.items())[:2]]
         say(f"  {rows} rows " + ", ".join(shown))

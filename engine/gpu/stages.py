@@ -22,7 +22,7 @@ from engine.gpu.predictor import GpuPredictor
 from engine.gpu.stack import Stack
 from engine.gpu.state import DeviceSlots
 from engine.gpu.talker import GpuTalker
-from engine.kernels.gpu import LATE, dependent
+from engine.kernels.gpu import dependent
 from engine.kernels.gpu.linear import streamed
 from engine.model.prompt import Prefix, Reference, embed, embed_frames
 from engine.prefix import PrefixCache
@@ -208,9 +208,9 @@ class GpuStages(BaseStages):
         return sorted(seconds[1:])[TIMED // 2]
 
 
-def _dependence(rows: Tensor, stack: Stack) -> int:
+def _dependence(rows: Tensor, stack: Stack) -> bool:
     """A frame is four hundred launches of a few microseconds: each begins before the one before it is over. cuBLAS has no such launches."""
-    return LATE if streamed(len(rows), stack.layers[0].qkv.shape) else 0
+    return streamed(len(rows), stack.layers[0].qkv.shape)
 
 
 def _chunks(arrays: tuple[NDArray[np.generic], ...]) -> list[NDArray[np.int16] | None]:

@@ -23,17 +23,16 @@ except ImportError:
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "") == "1"
 
-EARLY, LATE = 1, 2
-PDL = 0 if INTERPRETED else int(os.environ.get("VIVAVOCE_PDL", "0"))
-"""Programmatic dependent launch: a kernel starts, and may read weights, while the one before it is still at work. Every kernel then
-waits (`gdc_wait`) before it touches anything that another kernel writes, reads or has read. EARLY: the next one may start as soon as this
-one has; LATE: once this one has waited, so that when a kernel starts all but the last one before it are over. VIVAVOCE_PDL sets it for
-all, 0 turns it off; else it is where `dependent` is asked for."""
+PDL = os.environ.get("VIVAVOCE_PDL", "") == "1" and not INTERPRETED
+"""Programmatic dependent launch: a kernel starts, and may read weights, once the one before it has itself waited (`await_previous`) for the
+one before that; so all but the last are over by then. It waits in its turn before it touches anything that another kernel writes, reads or
+has read. (Starting the next one at once instead, before waiting, is slower: docs/measurements/gpu.md.) VIVAVOCE_PDL=1 has it everywhere, 0
+nowhere; else it is where `dependent` is asked for."""
 
 
 @contextmanager
-def dependent(wanted: int) -> Iterator[None]:
-    """Kernels launched or captured inside have PDL as `wanted`, unless the environment decides."""
+def dependent(wanted: bool) -> Iterator[None]:
+    """Kernels launched or captured inside have PDL if `wanted`, unless the environment decides."""
     global PDL
     before = PDL
     if os.environ.get("VIVAVOCE_PDL", "") == "" and not INTERPRETED:
@@ -55,18 +54,10 @@ def jit_once(*unspecialized: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 @jit
-def open_next(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Before a kernel waits: let the next one start, if it may do so early."""
-    if PDL == 1:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@jit
 def await_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Until all kernels before this one are over."""
-    if PDL > 0:
+    """Until all kernels before this one are over; from then on the next one may start."""
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL == 2:
         tl.extra.cuda.gdc_launch_dependents()
 
 

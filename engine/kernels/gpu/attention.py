@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import await_previous, by_kernel, jit, open_next, power_of_two, tl
+from engine.kernels.gpu import await_previous, by_kernel, jit, power_of_two, tl
 
 
 def rope_write_twin(
@@ -180,7 +180,6 @@ def rope_write_kernel(
     """One head of one row a program: query heads, then key heads, then value heads, as they lie in qkv."""
     r = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    open_next(PDL)
     await_previous(PDL)
     position = tl.load(positions + r)
     group = tl.where(head < HEADS + GROUPS, head - HEADS, head - HEADS - GROUPS)
@@ -213,7 +212,6 @@ def attention_kernel(
     """One row and kv head a program, with the SHARE query heads that use it."""
     r = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    open_next(PDL)
     await_previous(PDL)
     position = tl.load(positions + r)
     cache = (tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity * WIDTH
@@ -241,7 +239,6 @@ def decode_attention_kernel(
     """As attention_kernel, with the row's own key and value from registers, on their way to the cache."""
     r = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    open_next(PDL)
     await_previous(PDL)
     position = tl.load(positions + r)
     cache = (tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity * WIDTH

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from engine.kernels.gpu import await_previous, open_next, tl, triton
+from engine.kernels.gpu import await_previous, tl, triton
 
 
 @triton.jit(do_not_specialize=["batch", "frames", "limit"])
@@ -22,7 +22,6 @@ def history_kernel(
     PDL: tl.constexpr,
 ):
     """One block of one row's state, from `state` [S, blocks * BLOCK] to the fronts of the arena's buffers, or back from their ends."""
-    open_next(PDL)
     await_previous(PDL)
     b = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
@@ -67,7 +66,6 @@ def embed_kernel(
     PDL: tl.constexpr,
 ):
     """One frame of one row: the first codebook's row, and beside it the sum of the others'."""
-    open_next(PDL)
     await_previous(PDL)
     b = tl.program_id(0) // frames
     t = tl.program_id(0) % frames
@@ -107,7 +105,6 @@ def depthwise_norm_kernel(
     PDL: tl.constexpr,
 ):
     """One column: its channels' own convolutions, then their normalization."""
-    open_next(PDL)
     await_previous(PDL)
     m = tl.program_id(0)
     b = m // columns

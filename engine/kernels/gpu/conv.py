@@ -82,9 +82,9 @@ def tiling(conv: Convolution, rows: int) -> Tiling:
     return Tiling(128, 128, 64, 8, 4)
 
 
-def launch_options() -> dict[str, int]:
+def launch_options() -> dict[str, bool]:
     """Of a kernel with a PDL constant."""
-    return {"PDL": gpu.PDL, "launch_pdl": True} if gpu.PDL else {"PDL": 0}
+    return {"PDL": True, "launch_pdl": True} if gpu.PDL else {"PDL": False}
 
 
 def conv(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from engine.kernels.gpu import await_previous, open_next, tl, triton
+from engine.kernels.gpu import await_previous, tl, triton
 
 NONE = tl.constexpr(0)
 SNAKE = tl.constexpr(1)
@@ -67,7 +67,6 @@ def conv_kernel(
     """Output row m is column m % columns of batch row m // columns. Its inputs are `taps` runs of `channels` elements, `x_tap` apart,
     from x + b * x_row + x_first + t * x_step on; weight [outputs, taps * channels]. `raw` [rows, outputs] gets the sum before the
     activation. WHOLE: BK divides channels. A row beyond `rows` and an output beyond `outputs` repeats the last and is not stored."""
-    open_next(PDL)
     across = tl.cdiv(outputs, BN)
     program = tl.program_id(0)
     m = (program // across) * BM + tl.arange(0, BM)

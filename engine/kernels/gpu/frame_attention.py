@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import await_previous, by_kernel, jit, jit_once, open_next, power_of_two, tl
+from engine.kernels.gpu import await_previous, by_kernel, jit, jit_once, power_of_two, tl
 from engine.kernels.gpu.attention import attention_twin, rope_write_twin
 
 _MANY = 8
@@ -91,7 +91,6 @@ def frame_attention_kernel(
     cache = (r * GROUPS + group) * CAPACITY * WIDTH
     before = (t < position)[:, None]
     lines = cache + t[:, None] * WIDTH
-    open_next(PDL)
     await_previous(PDL)
     if not FIRST:
         k1 = tl.load(keys + lines + i, mask=before, other=0.0)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import await_previous, by_kernel, jit, jit_once, open_next, power_of_two, tl, triton
+from engine.kernels.gpu import await_previous, by_kernel, jit, jit_once, power_of_two, tl, triton
 from engine.kernels.gpu.norm import rms_norm, rms_norm_twin, silu_mul, silu_mul_twin
 
 MOST, MOST_NARROW, NARROW = 16, 32, 1024
@@ -197,7 +197,6 @@ def one_row_kernel(
     there = n < n_out
     k = tl.arange(0, DEPTH)
     rows = weight + (tl.minimum(n, n_out - 1) + (j % HALVES) * n_out).to(tl.int64) * K
-    open_next(PDL)
     # Weights are nobody's output: they are on their way before the kernel that makes x has ended.
     parts = ()  # type: ignore[var-annotated, unused-ignore]
     for start in tl.static_range(0, K, DEPTH):
@@ -262,7 +261,6 @@ def few_rows_kernel(
     matrix_rows = weight + (tl.minimum(n, n_out - 1) + (j % HALVES) * n_out).to(tl.int64) * K + first
     weights = matrix_rows[:, None] + k[None, :]
     inputs = x + first + r[None, :] * K + k[:, None]
-    open_next(PDL)
     if PDL and EVEN and PART % 64 == 0:
         prefetch_rows(matrix_rows, PART, OUTPUTS * HALVES)
     await_previous(PDL)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import await_previous, by_kernel, jit, open_next, power_of_two, tl, triton
+from engine.kernels.gpu import await_previous, by_kernel, jit, power_of_two, tl, triton
 
 _GATE_BLOCK = 1024
 
@@ -55,7 +55,6 @@ def rms_norm_kernel(x, w, out, width, eps, BLOCK: tl.constexpr, SCALE: tl.conste
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     inside = k < width
-    open_next(PDL)
     await_previous(PDL)
     v = tl.load(x + row * width + k, mask=inside, other=0.0).to(tl.float32)
     v *= 1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / width + eps)
@@ -69,7 +68,6 @@ def silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
-    open_next(PDL)
     await_previous(PDL)
     gate = tl.load(gate_up + row * 2 * width + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + i, mask=inside, other=0.0).to(tl.float32)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from engine.kernels.gpu import await_previous, jit, jit_once, open_next, tl
+from engine.kernels.gpu import await_previous, jit, jit_once, tl
 
 
 @jit
@@ -101,7 +101,6 @@ def talker_sample_kernel(
 ):  # fmt: skip
     """One row a program."""
     r = tl.program_id(0).to(tl.int64)
-    open_next(PDL)
     await_previous(PDL)
     slot = tl.load(slots + r).to(tl.int64)
     own = sampling + slot * parameters
@@ -137,7 +136,6 @@ def predictor_sample_kernel(
 ):  # fmt: skip
     """One row a program; width 0: there is no table."""
     r = tl.program_id(0).to(tl.int64)
-    open_next(PDL)
     await_previous(PDL)
     slot = tl.load(slots + r).to(tl.int64)
     own = sampling + slot * parameters + 1
@@ -160,7 +158,6 @@ def frame_end_kernel(
     slots, codes, steps, tables, offsets, frame_sum, positions, groups, width, GROUPS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr
 ):
     """A part of one row's sum a program."""
-    open_next(PDL)
     await_previous(PDL)
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     frame = tl.minimum(tl.maximum(tl.load(steps + slot) - 1, 0), positions - 1)
@@ -177,7 +174,6 @@ def frame_end_kernel(
 def talker_input_kernel(slots, steps, prompt, text, frame_sum, text_table, x, positions, text_length, width, WIDTH: tl.constexpr, PDL: tl.constexpr):
     """A part of one row a program."""
     r = tl.program_id(0).to(tl.int64)
-    open_next(PDL)
     await_previous(PDL)
     slot = tl.load(slots + r).to(tl.int64)
     step = tl.load(steps + slot)
@@ -194,7 +190,6 @@ def talker_input_kernel(slots, steps, prompt, text, frame_sum, text_table, x, po
 def predictor_input_kernel(slots, hidden, token, table, last, x, hidden_width, width, WIDTH: tl.constexpr, PDL: tl.constexpr):
     """A part of one row a program."""
     r = tl.program_id(0).to(tl.int64)
-    open_next(PDL)
     await_previous(PDL)
     slot = tl.load(slots + r).to(tl.int64)
     code = tl.load(token + slot).to(tl.int64)
@@ -205,7 +200,6 @@ def predictor_input_kernel(slots, hidden, token, table, last, x, hidden_width, w
 
 @jit
 def mail_kernel(control, index, value, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    open_next(PDL)
     await_previous(PDL)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(index + i, mask=i < count, other=-1)
