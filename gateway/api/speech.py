@@ -102,6 +102,12 @@ async def speech(request: web.Request) -> web.StreamResponse:
     return answer or web.Response(status=499, reason="Client Closed Request")
 
 
+class _AtOnce(web.StreamResponse):
+    """Its head leaves with the first bytes, for which nothing waits any more: alone it would wake the client once for nothing."""
+
+    _send_headers_immediately = False
+
+
 class _Speech:
     """The audio of one text, made once; `samples` counts what it has given so far."""
 
@@ -155,7 +161,7 @@ async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> we
         file = await asyncio.to_thread(container, body.response_format) if encodes else container(body.response_format)
         sse = body.stream_format == "sse"
         headers = _headers(request) | {"Content-Type": "text/event-stream" if sse else file.content_type, "Cache-Control": "no-cache"}
-        response = web.StreamResponse(headers=headers)
+        response = web.StreamResponse(headers=headers) if file.encodes else _AtOnce(headers=headers)
         await response.prepare(request)
         if sse:
             await _as_events(request, response, file, first, chunks, speech)
