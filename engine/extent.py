@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from functools import lru_cache
+from itertools import repeat
 
 from engine.characters import NO_SPACES
 from engine.guard import longest_s
@@ -35,11 +37,18 @@ class TextRoom:
 
     def end_in(self, text: str) -> int | None:
         """The index in `text` at which the utterance is to end; None if all of it belongs to it. An end always has text behind it."""
+        taken_s = sum(map(_takes_s, text, repeat(self._frame_s)), self._taken_s)
+        if taken_s < self._room_s * SENTENCE_FROM:
+            # Far from an end: of what stands before the last character that says something nothing is remembered.
+            said = next((index for index in range(len(text) - 1, -1, -1) if not text[index].isspace() and text[index] not in _CLOSING), 0)
+            for char in text[said:]:
+                self._note(char)
+            self._taken_s = taken_s
+            return None
         for index, char in enumerate(text):
             if self._taken_s >= self._room_s * SENTENCE_FROM and self._taken_s >= self._room_s * self._may_end_from(char):
                 return index
-            # No tokenizer makes more tokens of a character than it has bytes.
-            self._taken_s += max(longest_s(char) * SLOW, len(char.encode()) * self._frame_s)
+            self._taken_s += _takes_s(char, self._frame_s)
             self._note(char)
         return None
 
@@ -68,3 +77,9 @@ class TextRoom:
         # Not inside a character if it can be helped: marks, joiners and what they join, skin tones, the letters of a flag.
         joined = unicodedata.category(char) in ("Mn", "Mc", "Me", "Cf", "Sk") or unicodedata.category(self._last) == "Cf" or char in _FLAG_LETTERS
         return IN_A_CHARACTER_FROM if joined else ANYWHERE_FROM
+
+
+@lru_cache(maxsize=4096)
+def _takes_s(char: str, frame_s: float) -> float:
+    """Seconds of the room: no tokenizer makes more tokens of a character than it has bytes."""
+    return max(longest_s(char) * SLOW, len(char.encode()) * frame_s)

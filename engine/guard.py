@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +24,20 @@ LONGEST_CYCLE = 12
 def longest_s(text: str) -> float:
     """Seconds in which a text must have been said, whoever says it, beside `SPARE_S`: generous for every script, several
     times the usual. The figures of the parts of a text add up."""
-    seconds = 0.0
-    for char in text:
-        category = unicodedata.category(char)
-        if category[0] == "N":
-            seconds += DIGIT_S
-        elif category == "Lo":
-            seconds += IDEOGRAPH_S
-        elif category[0] in "LS":
-            seconds += LETTER_S
-        elif category[0] == "P":
-            seconds += LETTER_S * 2
-    return seconds
+    return sum(map(_longest_s, text), 0.0)
+
+
+# A text has few different characters, and the way to its first sound leads through here.
+@lru_cache(maxsize=4096)
+def _longest_s(char: str) -> float:
+    category = unicodedata.category(char)
+    if category[0] == "N":
+        return DIGIT_S
+    if category == "Lo":
+        return IDEOGRAPH_S
+    if category[0] in "LS":
+        return LETTER_S
+    return LETTER_S * 2 if category[0] == "P" else 0.0
 
 
 class Guard:

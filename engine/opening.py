@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -23,6 +24,8 @@ from engine.stages.base import BaseStages
 
 # Frames that a prompt must leave to speech.
 LEAST_ROOM = 100
+# Prefixes that are kept as rows; as many as a device keeps ready.
+PREFIXES = 64
 
 
 @dataclass(eq=False)
@@ -51,6 +54,7 @@ class Opening:
         self._config = config
         self._rate = stages.info.sample_rate
         self._frame_s = stages.info.samples_per_frame / self._rate
+        self._prefix = lru_cache(maxsize=PREFIXES)(self._build_prefix)
 
     def voice(self, client: bytes, number: int, request: SpeechRequest, onset_s: float, now_s: float) -> Voice:
         """A voice that waits for its text; `onset_s`: how long it is usually silent before its first sound. Raises RequestRefused."""
@@ -60,14 +64,9 @@ class Opening:
             request = msgspec.structs.replace(request, live=False)
         named = self._stages.voice(request.voice)
         reference = named.reference if isinstance(named, CloneVoice) else None
-        prefix = build_prefix(
-            checkpoint.config,
-            checkpoint.tokenizer,
-            voice=named,
-            language=request.language,
-            instructions=request.instructions,
-            whole_text=request.whole_text,
-        )
+        # Most ask for the same few; to look for a long reference would take as long as to put it together.
+        build = self._build_prefix if reference is not None else self._prefix
+        prefix = build(named, request.language, request.instructions, request.whole_text)
         room = self._room(prefix, reference, request.whole_text)
         longest = min(room, checkpoint.config.generation.max_new_tokens - 1)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
@@ -87,6 +86,10 @@ class Opening:
         if not request.whole_text:
             self.begin_reference(voice)
         return voice
+
+    def _build_prefix(self, voice: str | CloneVoice | None, language: str, instructions: str, whole_text: bool) -> Prefix:
+        config, tokenizer = self._stages.checkpoint.config, self._stages.checkpoint.tokenizer
+        return build_prefix(config, tokenizer, voice=voice, language=language, instructions=instructions, whole_text=whole_text)
 
     def _room(self, prefix: Prefix, reference: Reference | None, whole_text: bool) -> int:
         prompt = len(prefix)

@@ -27,10 +27,11 @@ class PrefixCache:
 
     def fill(self, prefix: Prefix, slot: int) -> bool:
         """Copy the prefix's KV into a slot; False if it is not known."""
-        if prefix not in self._known:
+        known = self._known.get(prefix)
+        if known is None:
             return False
         self._known.move_to_end(prefix)
-        keys, values = self._known[prefix]
+        keys, values = known
         self._keys[:, slot, :, : len(prefix)] = keys
         self._values[:, slot, :, : len(prefix)] = values
         return True

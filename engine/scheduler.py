@@ -267,6 +267,8 @@ class Scheduler:
         """Of the buckets that cost the anchor no more than it can spare, and never less than a second row's worth, the one with which
         all of `rows` are served soonest: half a bucket of padding may cost more than a second launch. Where that is even, the larger
         one: it may only be so because it was never measured."""
+        if rows == 1:
+            return 1
         stage, frames = anchor.stage, anchor.frames
         most = self.config.codec_rows if stage is Stage.CODEC else self.config.buckets[-1]
         cost_s = {size: self.costs.estimate(stage, size, frames) for size in self.config.buckets if size <= most}

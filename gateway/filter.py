@@ -158,5 +158,5 @@ class ReadsAhead(ABC):
     def _put(self, text: str, at: int, n: int) -> None:
         if text:
             self._text.append(text)
-            self._at.extend(at + min(j, n - 1) for j in range(len(text)))
+            self._at += range(at, at + n) if len(text) == n else [at + min(j, n - 1) for j in range(len(text))]
             self._said = text[-1]

@@ -29,6 +29,8 @@ _LONGEST_TAIL = 8
 _LONGEST_NAME = 24
 _LONGEST_ENTITY = 10
 _WORD = re.compile(r"[A-Za-z0-9]+|[^\W_A-Za-z0-9]+")
+# ASCII words and what stands between them, none of which marks anything; an address may begin where the run ends.
+_PROSE = re.compile(r"""(?:(?:[A-GI-VX-Za-gi-vx-z0-9]|[Hh](?=[^Tt])|[Ww](?=[^Ww]))[A-Za-z0-9]*+[ "$%'()+,\-./:;=>?@^{}]*+)+""")
 _LINE = re.compile(r"[^\r\n]+")
 _URL_CHAR = re.compile(r"[A-Za-z0-9/?#@!$&'()*+,;=:._~%-]")
 _LINE_BREAKS = frozenset("\n\v\f\x1c\x1d\x1e\x85\u2028\u2029")
@@ -199,6 +201,9 @@ class Cleaner(ReadsAhead):
     # Within a line
 
     def _inline(self) -> None:
+        if not self._row and (prose := _PROSE.match(self._held, self._i)) is not None:
+            self._say(prose.end() - self._i)
+            return
         char = self._held[self._i]
         word = _WORD.match(self._held, self._i)
         if word is not None:

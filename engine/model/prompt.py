@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,8 +54,7 @@ class CloneVoice:
     reference: Reference | None
 
 
-@dataclass(frozen=True)
-class PromptRow:
+class PromptRow(NamedTuple):
     """One input row: T(text), plus E[codec], or the summed embeddings of a reference frame, or a speaker vector; an absent part adds nothing."""
 
     text: int | None

@@ -24,27 +24,32 @@ class Attendance:
     """All of one gateway's."""
 
     def __init__(self) -> None:
-        self._there: dict[asyncio.Task[web.StreamResponse], web.Request] = {}
+        self._there: dict[asyncio.Task[Any], web.Request] = {}
+        self._gone: set[asyncio.Task[Any]] = set()
         self._look: asyncio.TimerHandle | None = None
 
     async def while_there(self, request: web.Request, answer: Answer, name: str) -> web.StreamResponse | None:
-        """What `answer` makes, for no longer than the client is there; None if it went. `name` is for the log."""
-        task = asyncio.create_task(answer, name=f"speech-{name}")
+        """What `answer` makes, for no longer than the client is there; None if it went. `name` is for the log.
+
+        The answer is made in the caller's task: one of its own costs as much as the engine's first message."""
+        task = asyncio.current_task()
+        assert task is not None
         self._there[task] = request
         if self._look is None:
             self._look_soon()
         try:
-            await asyncio.wait([task])
+            return await answer
+        except ConnectionError:
+            pass
+        except asyncio.CancelledError:
+            # Also when this gateway stops.
+            if task not in self._gone or task.uncancel():
+                raise
         finally:
             del self._there[task]
-            if not task.done():
-                # This gateway stops.
-                task.cancel()
-                await asyncio.wait([task])
-        if task.cancelled() or isinstance(task.exception(), ConnectionError):
-            log.info("%s: the client has gone", name)
-            return None
-        return task.result()
+            self._gone.discard(task)
+        log.info("%s: the client has gone", name)
+        return None
 
     def _look_soon(self) -> None:
         self._look = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_around)
@@ -53,6 +58,7 @@ class Attendance:
         for task, request in self._there.items():
             # A second cancel would break off what the first has to tidy up.
             if not task.cancelling() and (request.transport is None or request.transport.is_closing()):
+                self._gone.add(task)
                 task.cancel()
         self._look = None
         if self._there:

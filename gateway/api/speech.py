@@ -37,7 +37,6 @@ from gateway.media.container import AudioFileFormat, Container, container
 from gateway.media.opus import RATE
 from gateway.pool import EnginePool
 from gateway.refusal import Refusal
-from gateway.script import Script
 from gateway.text import Cleaner
 
 log = logging.getLogger(__name__)
@@ -82,10 +81,9 @@ async def speech(request: web.Request) -> web.StreamResponse:
     body = decode(await request.read())
     engines = request.app[ENGINES]
     asked = body.request(request.app[CONFIG], engines.info)
-    script = Script(Cleaner() if body.text.clean else Verbatim())
-    script.append(body.input)
-    script.finish()
-    if not is_speakable(script.said):
+    text_filter = Cleaner() if body.text.clean else Verbatim()
+    text = text_filter.feed(body.input).text + text_filter.flush().text
+    if not is_speakable(text):
         why = "there is nothing to say in it" if body.input.strip() else "it is empty"
         raise ApiError.invalid("input", "nothing_to_say", f"input: {why}; send words")
     room = request.app[REQUESTS]
@@ -96,10 +94,16 @@ async def speech(request: web.Request) -> web.StreamResponse:
     async with room:
         with request.app[CALLERS].opened(request[CALLER], time.monotonic()) as caller:
             caller.spend(len(body.input), time.monotonic())
-            said = _Speech(engines, asked, script.said)
+            said = _Speech(engines, asked, text)
             answer = await request.app[ATTENDANCE].while_there(request, _answer(request, body, said), request[REQUEST_ID])
     # Where there is none, nobody is there to read it.
     return answer or web.Response(status=499, reason="Client Closed Request")
+
+
+class _AtOnce(web.StreamResponse):
+    """Its head leaves with the first bytes, for which nothing waits any more: alone it would wake the client once for nothing."""
+
+    _send_headers_immediately = False
 
 
 class _Speech:
@@ -155,7 +159,7 @@ async def _answer(request: web.Request, body: SpeechBody, speech: _Speech) -> we
         file = await asyncio.to_thread(container, body.response_format) if encodes else container(body.response_format)
         sse = body.stream_format == "sse"
         headers = _headers(request) | {"Content-Type": "text/event-stream" if sse else file.content_type, "Cache-Control": "no-cache"}
-        response = web.StreamResponse(headers=headers)
+        response = web.StreamResponse(headers=headers) if file.encodes else _AtOnce(headers=headers)
         await response.prepare(request)
         if sse:
             await _as_events(request, response, file, first, chunks, speech)

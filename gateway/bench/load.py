@@ -115,7 +115,9 @@ class _Run:
         busy_s, begun_s = time.process_time(), time.monotonic()
         # No limit: a request that waits for a connection would not be open-loop.
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
+        # Nor should one look for cookies, while its listener waits, that no server of speech has given.
+        jar = aiohttp.DummyCookieJar()
+        async with aiohttp.ClientSession(connector=connector, cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
             watch = asyncio.create_task(self._watch())
             try:
                 async with asyncio.TaskGroup() as tasks:

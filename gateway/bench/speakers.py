@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
+from yarl import URL
 
 from gateway.bench.listener import Listener
 from gateway.bench.outcome import Outcome
@@ -74,6 +75,7 @@ class HttpSpeaker:
     def __init__(self, http: aiohttp.ClientSession, target: Target) -> None:
         self._http = http
         self._target = target
+        self._url = URL(f"{target.url}/v1/audio/speech")
 
     async def prepare(self) -> None:
         pass
@@ -82,7 +84,7 @@ class HttpSpeaker:
         target = self._target
         asked = {"model": target.model, "voice": target.voice, "input": outcome.text, "response_format": "pcm", "stream": True} | target.body
         body = {name: value for name, value in asked.items() if value is not None}
-        async with self._http.post(f"{target.url}/v1/audio/speech", json=body, headers=target.headers) as response:
+        async with self._http.post(self._url, json=body, headers=target.headers) as response:
             if response.status != 200:
                 outcome.status = "refused" if response.status in REFUSALS else "failed"
                 outcome.why = f"{response.status}: {(await response.text())[:200]}"
