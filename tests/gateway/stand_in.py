@@ -94,8 +94,10 @@ class StandInEngine:
 
     info = EngineInfo("stand-in", "stand_in", ["Vivian", "Ryan"], ["english", "german"], RATE, FRAME, 5000, "none")
 
-    def __init__(self, endpoint: str, *, frame_s: float = 0.004, idle_s: float = 0.3) -> None:
+    def __init__(self, endpoint: str, *, frame_s: float = 0.004, idle_s: float = 0.3, chunk_frames: int = 1) -> None:
         self.endpoint = endpoint
+        self.chunk_frames = chunk_frames
+        """In a chunk, once the listener has three frames."""
         self.frame_s = frame_s
         self.idle_s = idle_s
         self.credit_s = 60.0
@@ -222,8 +224,8 @@ class StandInEngine:
                     started, making.begun_s = True, time.monotonic()
                     self._send(peer, Started(self._epoch, number))
                 await asyncio.sleep(self.frame_s)
-                source = speech()
-                pcm = source.take(range(making.made, making.made + min(FRAME, wanted - making.made)), mode="wrap").tobytes()
+                source, frames = speech(), 1 if making.made < 3 * FRAME else self.chunk_frames
+                pcm = source.take(np.arange(making.made, making.made + min(frames * FRAME, wanted - making.made)), mode="wrap").tobytes()
                 self._send(peer, AudioChunk(self._epoch, number, making.made, len(making.text), pcm))
                 making.made += len(pcm) // 2
                 making.pcm += pcm
@@ -233,10 +235,10 @@ class StandInEngine:
         return making.heard if making.playbacks or not making.made else round((time.monotonic() - making.begun_s) * RATE)
 
 
-async def _main(endpoint: str) -> None:
+async def _main(endpoint: str, chunk_frames: int) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with StandInEngine(endpoint):
+    async with StandInEngine(endpoint, chunk_frames=chunk_frames):
         await stop.wait()
 
 
@@ -245,4 +247,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--model")
-    asyncio.run(_main(parser.parse_args().endpoint))
+    parser.add_argument("--chunk-frames", type=int, default=1)
+    arguments = parser.parse_args()
+    asyncio.run(_main(arguments.endpoint, arguments.chunk_frames))
