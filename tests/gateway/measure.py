@@ -33,7 +33,7 @@ SETTLES_S = 3.0
 LIMIT_MS = 10.0
 QUIET_CORES = 0.15
 """What other work may use of the machine while lateness is measured: a packet that has to wait for a core is late by milliseconds."""
-TRIES = 4
+TRIES = 6
 
 
 def busy_s() -> float:
@@ -66,11 +66,19 @@ class GatewayCall:
 
     async def connect(self, http: aiohttp.ClientSession, url: str) -> None:
         """See Call."""
+        await self.open(http, url)
+        await self.listen(http, url)
+
+    async def open(self, http: aiohttp.ClientSession, url: str) -> None:
+        """The session alone."""
         self._socket = await http.ws_connect(f"{url}/v1/speech")
-        token = (await self._socket.receive_json())["token"]
+        self._token = (await self._socket.receive_json())["token"]
         await self._socket.send_json({"type": "session.update", "audio": {"format": "webrtc"}})
         await self._socket.receive_json()
-        await self.listener.connect(lambda sdp: post_offer(http, url, sdp, token))
+
+    async def listen(self, http: aiohttp.ClientSession, url: str) -> None:
+        """Its listener, until packets can come."""
+        await self.listener.connect(lambda sdp: post_offer(http, url, sdp, self._token))
 
     async def say(self, text: str) -> tuple[float, float]:
         """Text to first packet of sound at the socket here, and the gateway's own ttfa: seconds."""
@@ -89,8 +97,8 @@ class GatewayCall:
         """See Call."""
         if self._talking is not None:
             self._talking.cancel()
-        await self._socket.close()
         await self.listener.close()
+        await self._socket.close()
 
     async def _append(self, text: str) -> None:
         await self._socket.send_json({"type": "text.append", "text": text})
