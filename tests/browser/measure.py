@@ -9,8 +9,6 @@ import argparse
 import asyncio
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,8 +22,9 @@ import numpy as np
 import zmq
 
 from engine.messages import Append, AudioChunk, decode_command, decode_event
-from tests.browser.conftest import ROOT, end, serving, tabs
+from tests.browser.conftest import serving, tabs
 from tests.browser.demo import Demo
+from tests.gateway.measure import process
 from tests.gateway.stand_in import RATE
 
 SENTENCES = {False: ("Hello.", "A word.", "Good day!"), True: ("The meeting starts at seven.", "Good morning, and welcome.", "Hello, we are well.")}
@@ -129,8 +128,7 @@ async def page(arguments: argparse.Namespace) -> AsyncIterator[tuple[Demo, WireT
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         front, back = f"ipc://{folder}/front", f"ipc://{folder}/back"
         module = ("engine", "serve") if arguments.embedded else ("tests.gateway.stand_in", "--chunk-frames", "8")
-        engine = subprocess.Popen([sys.executable, "-m", *module, "--endpoint", back], cwd=ROOT, stderr=subprocess.DEVNULL)
-        stack.callback(end, engine)  # type: ignore[arg-type]
+        await stack.enter_async_context(process(*module, "--endpoint", back, announces=False))
         wire_tap = stack.enter_context(WireTap(front, back))
         settings = [word for setting in arguments.set for word in ("--set", setting)]
         gateway = stack.enter_context(serving(folder, "--engine", front, *settings))

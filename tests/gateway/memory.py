@@ -29,9 +29,12 @@ async def census(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 async def emptied(http: aiohttp.ClientSession, url: str) -> int:
     """KB, once all sessions have gone."""
-    while (found := await census(http, url))["sessions"] or found["peers"]:
+    for _ in range(100):
+        found = await census(http, url)
+        if not found["sessions"] and not found["peers"]:
+            return int(found["rss_kb"])
         await asyncio.sleep(0.2)
-    return int(found["rss_kb"])
+    raise AssertionError(f"sessions stay: {found}")
 
 
 async def main(count: int) -> None:
