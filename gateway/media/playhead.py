@@ -147,12 +147,8 @@ class Playhead:
 
     def find(self, rtp_time: int) -> Sent | None:
         """What was sent with this RTP time, or was the last before it; None if that is not remembered."""
-        found = None
-        for sent in self._sent:
-            if sent.rtp_time > rtp_time:
-                break
-            found = sent
-        return found
+        # From the end: a listener names what it got a moment ago.
+        return next((sent for sent in reversed(self._sent) if sent.rtp_time <= rtp_time), None)
 
     @property
     def last_rtp_time(self) -> int | None:
