@@ -31,6 +31,8 @@ TEXT = "The quick brown fox jumps over the lazy dog while seven wizards argue ab
 FIRSTS = 60
 SETTLES_S = 3.0
 LIMIT_MS = 10.0
+LEAST_CAME = 0.99
+"""The gateway leaves out what a listener has run dry waiting for: then packets are missing and few are late."""
 QUIET_CORES = 0.15
 """What other work may use of the machine while lateness is measured: a packet that has to wait for a core is late by milliseconds."""
 TRIES = 6
@@ -155,19 +157,19 @@ async def crowds(http: aiohttp.ClientSession, server: Server, counts: Sequence[i
             call.speak()
         await asyncio.sleep(SETTLES_S)
         for _ in range(TRIES):
-            late_ms, quiet = await crowd(server, calls, seconds, setup_ms)
+            good, quiet = await crowd(server, calls, seconds, setup_ms)
             if quiet:
                 break
-        best = count if late_ms < LIMIT_MS else best
-        too_many += late_ms >= LIMIT_MS
+        best = count if good else best
+        too_many += not good
         if too_many == 2:
             break
     print(f"{server.name}: most calls of these with p99 lateness under {LIMIT_MS:g} ms: {best}", flush=True)
     await asyncio.gather(*(call.close() for call in calls))
 
 
-async def crowd(server: Server, calls: Sequence[Call], seconds: float, setup_ms: float) -> tuple[float, bool]:
-    """Measure for so long; the p99 of lateness in ms, and whether the machine did little else."""
+async def crowd(server: Server, calls: Sequence[Call], seconds: float, setup_ms: float) -> tuple[bool, bool]:
+    """Measure for so long: whether packets came, and in time, and whether the machine did little else."""
     pids = {**server.pids, "client": os.getpid()}
     for call in calls:
         call.listener.arrivals.clear()
@@ -190,7 +192,7 @@ async def crowd(server: Server, calls: Sequence[Call], seconds: float, setup_ms:
         f"this client reads p99 {read_ms:.1f} ms late; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
-    return float(p99), used["others"] < QUIET_CORES
+    return p99 < LIMIT_MS and came >= LEAST_CAME, used["others"] < QUIET_CORES
 
 
 async def first_sound(http: aiohttp.ClientSession, server: Server, text: str) -> None:
