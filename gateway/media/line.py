@@ -209,13 +209,14 @@ class OpusLine:
 
     async def next_by(self, until_s: float) -> None:
         """In mid-utterance: wait for its next packet, but no longer than `until_s`."""
-        try:
-            async with asyncio.timeout(max(until_s - time.monotonic(), 0)):
-                while self.speaking and not self._source.ready:
-                    self._arrived.clear()
-                    await self._arrived.wait()
-        except TimeoutError:
-            return
+        if self.speaking and not self._source.ready:
+            try:
+                async with asyncio.timeout(max(until_s - time.monotonic(), 0)):
+                    while self.speaking and not self._source.ready:
+                        self._arrived.clear()
+                        await self._arrived.wait()
+            except TimeoutError:
+                return
         if self._source.ready:
             await self._source.prepare()
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 
 import av
@@ -17,6 +22,7 @@ LOOKAHEAD_SAMPLES = 156
 _BIT_RATE = 32000
 _COMPLEXITY = 5
 _TIME_BASE = Fraction(1, RATE)
+_libc = ctypes.CDLL(None)
 
 
 class OpusEncoder:
@@ -37,13 +43,27 @@ class OpusEncoder:
 
     def encode(self, pcm: bytes) -> list[bytes]:
         """Whole 20 ms frames of s16le to as many packets."""
-        samples = np.frombuffer(pcm, dtype="<i2")
-        packets: list[bytes] = []
-        for start in range(0, len(samples), PACKET_SAMPLES):
-            frame = av.AudioFrame.from_ndarray(samples[start : start + PACKET_SAMPLES].reshape(1, -1), format="s16", layout="mono")
-            frame.sample_rate = RATE
-            frame.time_base = _TIME_BASE
-            frame.pts = self._position
-            self._position += PACKET_SAMPLES
-            packets.extend(bytes(packet) for packet in self._context.encode(frame))
-        return packets
+        frame = av.AudioFrame.from_ndarray(np.frombuffer(pcm, dtype="<i2").reshape(1, -1), format="s16", layout="mono")
+        frame.sample_rate = RATE
+        frame.time_base = _TIME_BASE
+        frame.pts = self._position
+        # PyAV has a filter cut the frame into packets, and makes it now. All in one call costs a fifth less than packet by packet.
+        with nullcontext() if self._position else _on_one_processor():
+            packets = self._context.encode(frame)
+        self._position += frame.samples
+        return [bytes(packet) for packet in packets]
+
+
+@contextmanager
+def _on_one_processor() -> Iterator[None]:
+    """FFmpeg gives each filter as many threads as there are processors for the thread that makes it, up to 16. Those of an encoder would
+    never have anything to do, and there is one for each listener."""
+    if sys.platform != "linux":
+        yield
+        return
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {_libc.sched_getcpu()})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)

@@ -9,7 +9,8 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Iterator
 from enum import Enum, auto
-from typing import NamedTuple
+
+import msgspec
 
 from gateway.media.pacer import PACKET_S, TRANSIT_S, Slot
 
@@ -25,7 +26,11 @@ MOST_KEPT = 2000
 """Packets remembered of a listener that has stopped reporting and may not have heard them."""
 
 
-class Share(NamedTuple):
+# Of these three a listener has a thousand at a time, for seconds, and none in a cycle: kept from the garbage collector, which would hold up
+# every packet while it looks at them all.
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
     """One utterance's part in a packet. `samples` counts those that are speech and not padding; `first`: it begins with them. `pcm` is
     s16le, where it may have to be mixed again."""
 
@@ -35,7 +40,7 @@ class Share(NamedTuple):
     pcm: bytes = b""
 
 
-class Packet(NamedTuple):
+class Packet(msgspec.Struct, frozen=True, gc=False):
     """20 ms of Opus, and the utterances that sound in it."""
 
     payload: bytes
@@ -54,7 +59,7 @@ class Packet(NamedTuple):
     def without(self, doomed: Collection[int]) -> Packet | None:
         """As if these utterances had never been; None if nothing is left."""
         shares = tuple(share for share in self.shares if share.utterance not in doomed)
-        return self._replace(shares=shares) if shares else None
+        return Packet(self.payload, shares) if shares else None
 
 
 class Pause(Enum):
@@ -66,12 +71,16 @@ class Pause(Enum):
     """It does not play what reaches it, and would overflow."""
 
 
-class Sent(NamedTuple):
+class Sent(msgspec.Struct, frozen=True, gc=False):
     """A packet on the wire; `packet` None is silence."""
 
     rtp_time: int
     plays_s: float
     packet: Packet | None
+
+    def with_packet(self, packet: Packet | None) -> Sent:
+        """The same moment, with this instead."""
+        return Sent(self.rtp_time, self.plays_s, packet)
 
 
 class Playhead:
@@ -105,7 +114,7 @@ class Playhead:
             for share in packet.shares:
                 if share.utterance in self._count:
                     self._count[share.utterance] -= share.samples
-        self._sent = deque(sent._replace(packet=None) if sent.plays_s + PACKET_S > content_s else sent for sent in self._sent)
+        self._sent = deque(sent.with_packet(None) if sent.plays_s + PACKET_S > content_s else sent for sent in self._sent)
         self._stands_at_s = None
         return again
 
@@ -138,12 +147,8 @@ class Playhead:
 
     def find(self, rtp_time: int) -> Sent | None:
         """What was sent with this RTP time, or was the last before it; None if that is not remembered."""
-        found = None
-        for sent in self._sent:
-            if sent.rtp_time > rtp_time:
-                break
-            found = sent
-        return found
+        # From the end: a listener names what it got a moment ago.
+        return next((sent for sent in reversed(self._sent) if sent.rtp_time <= rtp_time), None)
 
     @property
     def last_rtp_time(self) -> int | None:
@@ -158,7 +163,7 @@ class Playhead:
     def drop(self, doomed: Collection[int], now_s: float) -> None:
         """These utterances are not listened to any more."""
         self._count = {number: self.heard(number, now_s) if number in doomed else count for number, count in self._count.items()}
-        self._sent = deque(sent if sent.packet is None else sent._replace(packet=sent.packet.without(doomed)) for sent in self._sent)
+        self._sent = deque(sent if sent.packet is None else sent.with_packet(sent.packet.without(doomed)) for sent in self._sent)
 
     def forget(self, utterance: int) -> None:
         """No more questions about `utterance` will come."""

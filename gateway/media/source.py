@@ -75,6 +75,8 @@ class EncodedQueue:
         self._begun = self._unfinished = False
         self._pcm = bytearray()
         self._packets: deque[Packet] = deque()
+        self._queued = 0
+        """Samples of speech in `_packets`."""
         self._ends: deque[int] = deque()
         self._room = asyncio.Event()
         self._room.set()
@@ -87,7 +89,7 @@ class EncodedQueue:
     @property
     def queued_s(self) -> float:
         """See Source."""
-        return sum(packet.samples for packet in self._packets) / RATE
+        return self._queued / RATE
 
     @property
     def speaking(self) -> bool:
@@ -128,7 +130,10 @@ class EncodedQueue:
 
     def take(self) -> Packet | None:
         """See Source."""
-        packet = self._packets.popleft() if self._packets else None
+        if not self._packets:
+            return None
+        packet = self._packets.popleft()
+        self._queued -= packet.samples
         self._make_room()
         return packet
 
@@ -142,6 +147,7 @@ class EncodedQueue:
     def put_back(self, packets: list[Packet]) -> None:
         """See Source."""
         self._packets.extendleft(reversed(packets))
+        self._count()
         self._make_room()
 
     def drop(self, doomed: Collection[int]) -> None:
@@ -150,6 +156,7 @@ class EncodedQueue:
             # A hop may still run in its thread: it keeps the old encoder, its packets go nowhere.
             self._encoder, self._pcm, self._writing, self._unfinished = None, bytearray(), 0, False
         self._packets = deque(packet for packet in self._packets if packet.shares[0].utterance not in doomed)
+        self._count()
         self._ends = deque(number for number in self._ends if number not in doomed)
         self._make_room()
 
@@ -162,10 +169,14 @@ class EncodedQueue:
         for payload in payloads:
             speech = min(samples, PACKET_SAMPLES)
             samples -= speech
+            self._queued += speech
             self._packets.append(Packet(payload, (Share(self._writing, speech, not self._begun),)))
             self._begun = True
         self._arrived()
         self._make_room()
+
+    def _count(self) -> None:
+        self._queued = sum(packet.samples for packet in self._packets)
 
     def _make_room(self) -> None:
         if len(self._packets) * PACKET_S < QUEUE_S:

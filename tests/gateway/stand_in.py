@@ -94,8 +94,10 @@ class StandInEngine:
 
     info = EngineInfo("stand-in", "stand_in", ["Vivian", "Ryan"], ["english", "german"], RATE, FRAME, 5000, "none")
 
-    def __init__(self, endpoint: str, *, frame_s: float = 0.004, idle_s: float = 0.3) -> None:
+    def __init__(self, endpoint: str, *, frame_s: float = 0.004, idle_s: float = 0.3, chunk_frames: int = 1) -> None:
         self.endpoint = endpoint
+        self.chunk_frames = chunk_frames
+        """In a chunk, once the listener has three frames."""
         self.frame_s = frame_s
         self.idle_s = idle_s
         self.credit_s = 60.0
@@ -222,24 +224,25 @@ class StandInEngine:
                     started, making.begun_s = True, time.monotonic()
                     self._send(peer, Started(self._epoch, number))
                 await asyncio.sleep(self.frame_s)
-                pcm = self.sound(making.text, making.made, min(FRAME, wanted - making.made)).tobytes()
+                frames = 1 if making.made < 3 * FRAME else self.chunk_frames
+                pcm = self.sound(making.text, making.made, min(frames * FRAME, wanted - making.made)).tobytes()
                 self._send(peer, AudioChunk(self._epoch, number, making.made, len(making.text), pcm))
                 making.made += len(pcm) // 2
                 making.pcm += pcm
 
     def sound(self, text: str, first: int, count: int) -> NDArray[np.int16]:
         """So many samples of this text's sound, from `first` on."""
-        return speech().take(range(first, first + count), mode="wrap")
+        return speech().take(np.arange(first, first + count), mode="wrap")
 
     def _heard(self, making: Making) -> int:
         """As reported; without reports, what has been played since the first frame."""
         return making.heard if making.playbacks or not making.made else round((time.monotonic() - making.begun_s) * RATE)
 
 
-async def _main(endpoint: str) -> None:
+async def _main(endpoint: str, chunk_frames: int) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with StandInEngine(endpoint):
+    async with StandInEngine(endpoint, chunk_frames=chunk_frames):
         await stop.wait()
 
 
@@ -248,4 +251,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--model")
-    asyncio.run(_main(parser.parse_args().endpoint))
+    parser.add_argument("--chunk-frames", type=int, default=1)
+    arguments = parser.parse_args()
+    asyncio.run(_main(arguments.endpoint, arguments.chunk_frames))
