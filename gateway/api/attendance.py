@@ -34,6 +34,7 @@ class Attendance:
         The answer is made in the caller's task: one of its own costs as much as the engine's first message."""
         task = asyncio.current_task()
         assert task is not None
+        task.set_name(f"speech-{name}")
         self._there[task] = request
         if self._look is None:
             self._look_soon()
