@@ -243,7 +243,8 @@ class Session:
             self._forget(utterance)
             samples = heard[utterance.number]
             text = utterance.text[: utterance.heard_chars(samples)]
-            self._tell(UtteranceCancelled(utterance.number, _ms(samples), text, self.line.playout.measured(now_s)))
+            measured, until = self.line.playout.measured(now_s), self.line.rtp_until
+            self._tell(UtteranceCancelled(utterance.number, _ms(samples), text, measured, until))
 
     def _leave_unheard(self, strand: Strand) -> None:
         """Nobody listens any more, so the engine's place is for others. What was not heard is made again for whoever comes."""
