@@ -31,6 +31,8 @@ export class Listener {
   #unmuteTimer = 0;
   /** @type {number | null} the RTP timestamp from which on it is to be audible again */
   #unmuteFrom = null;
+  /** @type {number | null} where what was cancelled ends */
+  #endsAt = null;
   #audio;
   /** @type {URL | undefined} */
   #resource;
@@ -127,7 +129,7 @@ export class Listener {
    * left of what was being played. */
   mute() {
     this.#receiver.track.enabled = false;
-    this.#unmuteFrom = null;
+    this.#unmuteFrom = this.#endsAt = null;
     clearTimeout(this.#unmuteTimer);
     this.#unmuteTimer = setTimeout(() => this.#unmute(), FADED_MS);
   }
@@ -135,14 +137,18 @@ export class Listener {
   /** Audible again from the packet with this RTP timestamp on: before it, what was cancelled may still be played. At once where that
    * cannot be seen. @param {number | null | undefined} rtpTime */
   unmuteAt(rtpTime) {
-    if (rtpTime == null) this.#unmute();
-    else this.#unmuteFromTicks(rtpTime - PACKET_TICKS);
+    if (rtpTime == null) return this.#unmute();
+    // A packet early, but not in what was cancelled: that may go on right up to it.
+    const early = rtpTime - PACKET_TICKS;
+    this.#unmuteFromTicks(this.#endsAt !== null && ticksPast(this.#endsAt, early) > 0 ? this.#endsAt : early);
   }
 
   /** Audible again as soon as all before this RTP timestamp has been played: that is the end of what was cancelled. A page that is busy
    * unmutes late, so it is not to wait for the first packet of what follows. @param {number | null | undefined} rtpUntil */
   unmuteBehind(rtpUntil) {
-    if (rtpUntil != null) this.#unmuteFromTicks(rtpUntil + RINGS_TICKS);
+    if (rtpUntil == null) return;
+    this.#endsAt = rtpUntil;
+    this.#unmuteFromTicks(rtpUntil + RINGS_TICKS);
   }
 
   /** Ends the WHEP resource; also works while the page is being left. `tell: false`: the gateway knows already, by the end of the session.
