@@ -73,6 +73,7 @@ def create_app(config: GatewayConfig, engines: EnginePool) -> web.Application:
             web.get(native.WHEP_PATH + "/{ident}", whep.discover, name="whep-listener"),
             web.patch(native.WHEP_PATH + "/{ident}", whep.trickle),
             web.delete(native.WHEP_PATH + "/{ident}", whep.hang_up),
+            web.route("*", speech.ELSEWHERE, speech.elsewhere),
             web.get("/health", operations.health),
             web.get("/ready", operations.ready),
             web.get("/metrics", operations.metrics),

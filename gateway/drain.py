@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from gateway.limits import Callers
 from gateway.refusal import Refusal
@@ -35,7 +36,7 @@ class Drain:
         try:
             async with asyncio.timeout(limit_s):
                 while self._callers.open:
-                    self._sessions.hang_up_silent()
+                    self._sessions.hang_up_silent(time.monotonic())
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             log.warning("%d sessions and requests were still open after %g s", self._callers.open, limit_s)

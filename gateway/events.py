@@ -181,12 +181,14 @@ class UtteranceDone(msgspec.Struct, frozen=True, tag="utterance.done"):
 class UtteranceCancelled(msgspec.Struct, frozen=True, tag="utterance.cancelled"):
     """It was stopped by `cancel`; no audio of it follows. `measured`: the listener itself has told where it is; otherwise that is an
     estimate, as `heard_text` is always, which ends with a word. It may come after `utterance.done`, while the listener still has some of
-    it to hear."""
+    it to hear. `rtp_until` is the RTP timestamp behind all that was sent, where the WebRTC listener's clock is known: from there on it hears
+    nothing of this."""
 
     utterance: int
     heard_ms: int
     heard_text: str
     measured: bool = False
+    rtp_until: int | None = None
 
 
 class Playback(msgspec.Struct, frozen=True, tag="playback"):

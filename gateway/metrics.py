@@ -50,7 +50,8 @@ class Metrics:
             buckets=TTFA_BOUNDS_S,
             registry=self._registry,
         )
-        self._utterances = Counter("vivavoce_utterances", "Utterances that have ended, by reason", ["reason"], registry=self._registry)
+        what = "Utterances that have ended, by reason; one cancelled when all of it had been sent, but not heard, counts as end and as cancelled"
+        self._utterances = Counter("vivavoce_utterances", what, ["reason"], registry=self._registry)
         self._errors = Counter("vivavoce_errors", "Errors told to sessions, by code", ["code"], registry=self._registry)
         what = "Gaps in mid-speech that listeners have reported"
         self._heard_gaps = Counter("vivavoce_heard_underruns", what, registry=self._registry)

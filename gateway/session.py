@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 0.2
 LAST_MOMENT_S = 0.1
+FADES_S = 0.25
+"""After an utterance has counted as heard: its last moment, and what of it is still on its way to an ear."""
 
 
 class Socket(AudioSocket, Protocol):
@@ -82,6 +84,8 @@ class Session:
         self._filter: TextFilter | None = None
         """Of the text being written, which may go on in further utterances; None before it and after its end."""
         self._count = 0
+        self._over_s = float("-inf")
+        """When an utterance last counted as heard, or was stopped."""
         self._measured: bool | None = None
         """What was said last of how the listener's playback is known."""
         self._open: Utterance | None = None
@@ -239,7 +243,8 @@ class Session:
             self._forget(utterance)
             samples = heard[utterance.number]
             text = utterance.text[: utterance.heard_chars(samples)]
-            self._tell(UtteranceCancelled(utterance.number, _ms(samples), text, self.line.playout.measured(now_s)))
+            measured, until = self.line.playout.measured(now_s), self.line.rtp_until
+            self._tell(UtteranceCancelled(utterance.number, _ms(samples), text, measured, until))
 
     def _leave_unheard(self, strand: Strand) -> None:
         """Nobody listens any more, so the engine's place is for others. What was not heard is made again for whoever comes."""
@@ -393,6 +398,7 @@ class Session:
                 strand.live.remove(utterance)
         self._strands = [strand for strand in self._strands if strand.busy or strand is self._strand]
         self.line.playout.forget(utterance.number)
+        self._over_s = time.monotonic()
 
     # Lifetime
 
@@ -400,6 +406,15 @@ class Session:
     def busy(self) -> bool:
         """Whether something is being spoken, or waits to be."""
         return any(strand.busy for strand in self._strands)
+
+    @property
+    def speaking(self) -> bool:
+        """Whether something is being made or heard. Text that waits, for a listener or for its own next word, is neither."""
+        return bool(self._live)
+
+    def silent(self, now_s: float) -> bool:
+        """Whether there is nothing to wait for: nothing more to be spoken, and what was spoken has been heard to its last sample."""
+        return not self.busy and now_s - self._over_s >= FADES_S
 
     def hang_up(self) -> None:
         """Ask the client to go, for the gateway is stopping."""

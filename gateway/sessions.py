@@ -87,10 +87,10 @@ class Sessions:
         for session in self._open.values():
             session.hang_up()
 
-    def hang_up_silent(self) -> None:
+    def hang_up_silent(self, now_s: float) -> None:
         """Ask those clients to go that have nothing to wait for."""
         for session in self._open.values():
-            if not session.busy:
+            if session.silent(now_s):
                 session.hang_up()
 
     async def close_all(self) -> None:

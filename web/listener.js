@@ -8,6 +8,8 @@ const PACKET_TICKS = 960;
 const UNMUTE_LOOK_MS = 5;
 const BROKEN_MS = 1500; // without a sign of the gateway, on top of the seconds after which the browser says so
 const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
+const LINGERS_MS = 300; // what was over for the gateway may still sound here for a moment
+const RINGS_TICKS = 2 * PACKET_TICKS; // what a decoder makes of the silence behind speech still sounds of it
 
 /** Receives a session's speech over WebRTC. Make it, `prepare` it while the WebSocket is still opening, then `connect`. */
 export class Listener {
@@ -27,6 +29,10 @@ export class Listener {
   #reports;
   #closing = new AbortController();
   #unmuteTimer = 0;
+  /** @type {number | null} the RTP timestamp from which on it is to be audible again */
+  #unmuteFrom = null;
+  /** @type {number | null} where what was cancelled ends */
+  #endsAt = null;
   #audio;
   /** @type {URL | undefined} */
   #resource;
@@ -123,6 +129,7 @@ export class Listener {
    * left of what was being played. */
   mute() {
     this.#receiver.track.enabled = false;
+    this.#unmuteFrom = this.#endsAt = null;
     clearTimeout(this.#unmuteTimer);
     this.#unmuteTimer = setTimeout(() => this.#unmute(), FADED_MS);
   }
@@ -130,11 +137,18 @@ export class Listener {
   /** Audible again from the packet with this RTP timestamp on: before it, what was cancelled may still be played. At once where that
    * cannot be seen. @param {number | null | undefined} rtpTime */
   unmuteAt(rtpTime) {
-    if (this.#receiver.track.enabled) return;
-    const playhead = this.#reports.playhead;
-    if (rtpTime == null || !playhead || ticksPast(playhead.rtpTime, rtpTime) >= -PACKET_TICKS) return this.#unmute();
-    clearTimeout(this.#unmuteTimer);
-    this.#unmuteTimer = setTimeout(() => this.unmuteAt(rtpTime), UNMUTE_LOOK_MS);
+    if (rtpTime == null) return this.#unmute();
+    // A packet early, but not in what was cancelled: that may go on right up to it.
+    const early = rtpTime - PACKET_TICKS;
+    this.#unmuteFromTicks(this.#endsAt !== null && ticksPast(this.#endsAt, early) > 0 ? this.#endsAt : early);
+  }
+
+  /** Audible again as soon as all before this RTP timestamp has been played: that is the end of what was cancelled. A page that is busy
+   * unmutes late, so it is not to wait for the first packet of what follows. @param {number | null | undefined} rtpUntil */
+  unmuteBehind(rtpUntil) {
+    if (rtpUntil == null) return;
+    this.#endsAt = rtpUntil;
+    this.#unmuteFromTicks(rtpUntil + RINGS_TICKS);
   }
 
   /** Ends the WHEP resource; also works while the page is being left. `tell: false`: the gateway knows already, by the end of the session.
@@ -152,6 +166,26 @@ export class Listener {
     this.#resource = undefined;
   }
 
+  /** After `mute`, where the gateway had nothing to end. */
+  unmuteSoon() {
+    if (this.#receiver.track.enabled || this.#unmuteFrom !== null) return;
+    clearTimeout(this.#unmuteTimer);
+    this.#unmuteTimer = setTimeout(() => this.#unmute(), LINGERS_MS);
+  }
+
+  /** @param {number} ticks whichever was said first, the earlier counts */
+  #unmuteFromTicks(ticks) {
+    if (this.#receiver.track.enabled) return;
+    if (this.#unmuteFrom === null || ticksPast(this.#unmuteFrom, ticks) > 0) this.#unmuteFrom = ticks;
+    clearTimeout(this.#unmuteTimer);
+    const look = () => {
+      const playhead = this.#reports.playhead;
+      if (!playhead || ticksPast(playhead.rtpTime, this.#unmuteFrom) >= 0) this.#unmute();
+      else this.#unmuteTimer = setTimeout(look, UNMUTE_LOOK_MS);
+    };
+    look();
+  }
+
   #unmute() {
     clearTimeout(this.#unmuteTimer);
     if (this.#receiver.track.enabled) return;
@@ -165,7 +199,10 @@ export class Listener {
     if (event.type === "utterance.done" || event.type === "utterance.cancelled") this.#sounding.delete(event.utterance);
     if (!this.follows) return;
     // What sounds at once with it, or waits behind it, is not silenced with it.
-    if (event.type === "utterance.cancelled" && !this.#sounding.size) this.mute();
+    if (event.type === "utterance.cancelled" && !this.#sounding.size) {
+      this.mute();
+      this.unmuteBehind(event.rtp_until);
+    }
     if (event.type === "utterance.started") this.unmuteAt(event.rtp_time);
   }
 

@@ -387,7 +387,8 @@ export class Session extends EventTarget {
     this.#emit("text", { text: this.pendingText });
   }
 
-  #onCancelled({ utterance: id, heard_ms: heardMs, heard_text: heardText }) {
+  #onCancelled({ utterance: id, heard_ms: heardMs, heard_text: heardText, rtp_until: rtpUntil }) {
+    if (this.#cancelling === 1) this.#listener.unmuteBehind(rtpUntil); // of the latest cancel: what an earlier one ended says nothing
     const utterance = this.#ended(id);
     if (!utterance) return;
     Object.assign(utterance, { state: "cancelled", spokenText: heardText, spokenMs: heardMs, heardMs });
@@ -463,7 +464,7 @@ export class Session extends EventTarget {
     this.#cancelling++;
     // The pong is the gateway's answer to everything before it: what it says until then is about the past.
     this.ping().then(
-      () => this.#cancelling--,
+      () => --this.#cancelling || this.#listener.unmuteSoon(),
       () => {},
     );
   }

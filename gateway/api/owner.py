@@ -173,7 +173,7 @@ class Owner:
                 async with asyncio.timeout(None if idle_at_s is None else max(0.0, idle_at_s - time.monotonic())):
                     message = await socket.receive()
             except TimeoutError:
-                if session.busy:
+                if session.speaking:
                     idle_at_s = time.monotonic() + idle_s
                 else:
                     what = f"the session is closed: it had no text for {idle_s:g} s; open another when there is some"

@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 PIECE_BYTES = 1 << 16
 STARTED_S = int(time.time())
+ELSEWHERE = "/v1/{rest:(?!(speech|whep|tokens)(/|$)).+}"
+"""Paths of OpenAI's API, those included that are not served."""
+_METHODS = {"/v1/audio/speech": "POST", "/v1/audio/voices": "GET", "/v1/models": "GET"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -280,3 +283,13 @@ async def voices(request: web.Request) -> web.StreamResponse:
     """GET /v1/audio/voices: the checkpoint's, and the names of OpenAI's that stand for one of them."""
     info = request.app[ENGINES].info
     return web.json_response({"voices": info.voices, "aliases": list(OPENAI_VOICES) if info.voices else [], "languages": info.languages})
+
+
+@shaped
+async def elsewhere(request: web.Request) -> web.StreamResponse:
+    """What of OpenAI's API is not served, and what is by another method."""
+    asked, right = f"{request.method} {request.path[:200]}", _METHODS.get(request.path)
+    if right is not None:
+        raise ApiError.invalid(None, "method_not_supported", f"{asked} is not supported; this path takes {right}", status=405)
+    served = ", ".join(f"{method} {path}" for path, method in _METHODS.items())
+    raise ApiError.invalid(None, "unknown_url", f"{asked} is not served here; there are {served}", status=404)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gateway.media.mixer import Mixer
 from gateway.media.opus import RATE
-from gateway.media.pacer import Slot
+from gateway.media.pacer import PACKET_TICKS, RTP_WRAP, Slot
 from gateway.media.playhead import Packet, Pause, Playhead
 from gateway.media.source import EncodedQueue, Source
 
@@ -67,6 +67,10 @@ class Line(Protocol):
     def queued_s(self) -> float:
         """Speech that was written and not sent yet."""
 
+    @property
+    def rtp_until(self) -> int | None:
+        """The RTP timestamp behind all that was sent, if there is one that is known."""
+
     def begin(self, utterance: int, after: int | None) -> None:
         """`utterance` is going to be written, and is to sound behind the end of `after`."""
 
@@ -102,6 +106,7 @@ class OpusLine:
         self._pause: Pause | None = None
         self._unheard_s: float | None = None
         """Since when nobody has been there to hear what is sent; None: somebody is."""
+        self._rtp_until: int | None = None
         self._arrived = asyncio.Event()
         self._source = self._new_source(at_once=False)
 
@@ -123,6 +128,11 @@ class OpusLine:
     def queued_s(self) -> float:
         """See Line."""
         return self._source.queued_s
+
+    @property
+    def rtp_until(self) -> int | None:
+        """See Line."""
+        return self._rtp_until
 
     def unheard_for(self, now_s: float) -> float:
         """Seconds for which nobody has taken any packets: no listener, or one that is not connected yet or is paused."""
@@ -163,7 +173,7 @@ class OpusLine:
         """From now on `listener` takes the packets, and nobody else."""
         now_s = time.monotonic()
         self._source.put_back(self.playout.begin(now_s))
-        self._listener, self._pause, self._unheard_s = listener, None, now_s
+        self._listener, self._pause, self._unheard_s, self._rtp_until = listener, None, now_s, None
         self.rouse(now_s)
         self._events.listener_came()
 
@@ -229,6 +239,8 @@ class OpusLine:
             self._unheard_s = None
             self._events.listener_came()
         packet = None if self._pause is Pause.UNHEARD else self._source.take()
+        if packet is not None or self.awake(now_s):
+            self._rtp_until = None if rtp_time is None else (rtp_time + PACKET_TICKS) % RTP_WRAP
         if packet is None:
             if self.awake(now_s):
                 self.playout.sent(slot, None, now_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 RTP_RATE = 48000
+RTP_WRAP = 1 << 32
 PACKET_TICKS = 960
 PACKET_S = PACKET_TICKS / RTP_RATE
 BURST_PACKETS = 3

@@ -35,6 +35,11 @@ class PcmLine:
         """See Line. What the socket has not taken yet counts as sent."""
         return 0.0
 
+    @property
+    def rtp_until(self) -> int | None:
+        """See Line."""
+        return None
+
     def begin(self, utterance: int, after: int | None) -> None:
         """See Line: all follow each other."""
 

@@ -15,7 +15,7 @@ from aiortc.mediastreams import MediaStreamError
 
 from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
-from gateway.media.pacer import LEAD_S, RTP_RATE, Pacer
+from gateway.media.pacer import LEAD_S, RTP_RATE, RTP_WRAP, Pacer
 from gateway.media.playhead import Packet
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 SILENCE = OpusEncoder().encode(bytes(8 * PACKET_BYTES))[-1]
 """20 ms of digital silence, as an encoder in its stride makes it: three bytes."""
 _TIME_BASE = Fraction(1, RTP_RATE)
-_WRAP = 1 << 32
 
 
 class OpusTrack(MediaStreamTrack):
@@ -43,14 +42,14 @@ class OpusTrack(MediaStreamTrack):
 
     def on_wire(self, rtp_time: int) -> int | None:
         """The timestamp that goes with a time of ours; None until a packet has left."""
-        return None if self._origin is None else (self._origin + rtp_time) % _WRAP
+        return None if self._origin is None else (self._origin + rtp_time) % RTP_WRAP
 
     def from_wire(self, timestamp: int) -> int | None:
         """Our time for a timestamp that the listener names: the one nearest to what was sent last. None until a packet has left."""
         if self._origin is None or self._last is None:
             return None
-        behind = (self._origin + self._last - timestamp) % _WRAP
-        return self._last - (behind if behind < _WRAP // 2 else behind - _WRAP)
+        behind = (self._origin + self._last - timestamp) % RTP_WRAP
+        return self._last - (behind if behind < RTP_WRAP // 2 else behind - RTP_WRAP)
 
     async def recv(self) -> av.Packet[Any]:
         """The next packet, when it is due. Raises MediaStreamError when the track has ended, and nothing else:
@@ -65,7 +64,7 @@ class OpusTrack(MediaStreamTrack):
             now_s = time.monotonic()
             slot = self._pacer.slot(now_s)
             if self._origin is None and self._last is not None and self.wire_time is not None:
-                self._origin = (self.wire_time() - self._last) % _WRAP
+                self._origin = (self.wire_time() - self._last) % RTP_WRAP
             packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s)
             if packet is None and not self._line.awake(now_s):
                 continue

@@ -61,6 +61,17 @@ class Demo:
         await self.page.keyboard.press("Enter")
         await self.until("done", before + 1)
 
+    async def begin(self, text: str, for_ms: float) -> None:
+        """Type, press Enter, listen for so long, stop it, and wait until that has been answered."""
+        before = await self.count("cancelled")
+        await self.type(text, delay_ms=1)
+        await self.page.keyboard.press("Enter")
+        await self.until_heard()
+        await self.page.wait_for_timeout(for_ms)
+        await self.page.keyboard.press("Escape")
+        await self.until("cancelled", before + 1)
+        await self.page.wait_for_timeout(150)
+
     async def count(self, state: str) -> int:
         """How many utterances are in this state."""
         return await self.page.locator(f"#utterances li[data-state={state}]").count()
@@ -92,11 +103,11 @@ class Demo:
         """Samples the receiver has had to make up, because none had come in time."""
         return (await self._counters())["concealedSamples"]
 
-    async def attempts(self, text: str) -> AsyncIterator[Signal]:
-        """`say`, and the recording of it. To whom that is not good enough it is said again, RETRIES times at most, if the receiver
-        ran dry or this machine stood still meanwhile: such a recording tells nothing about the product. A receiver takes seconds of
-        speech to get over it, so it is said to a new one. Twice in a test the receiver may also have stretched the sound for no reason
-        that is seen here: one process alone can be late."""
+    async def attempts(self, text: str, for_ms: float | None = None) -> AsyncIterator[Signal]:
+        """`say`, or `begin` for so long, and the recording of it. To whom that is not good enough it is said again, RETRIES times at most, if
+        the receiver ran dry or this machine stood still meanwhile: such a recording tells nothing about the product. A receiver takes
+        seconds of speech to get over it, so it is said to a new one. Twice in a test the receiver may also have stretched the sound for no
+        reason that is seen here: one process alone can be late."""
         for _ in range(1 + RETRIES):
             if await self._disturbed():
                 log.warning("the machine or the receiver stood still: connecting anew to say %r", text)
@@ -105,7 +116,7 @@ class Demo:
                 await self.connect()
             await self.clear_recording()
             stretched = await self._stretched()
-            await self.say(text)
+            await (self.say(text) if for_ms is None else self.begin(text, for_ms))
             yield await self.recording()
             if await self._disturbed():
                 continue

@@ -156,7 +156,8 @@ async def test_cancelled_twice_and_long_after_it_is_over(wav_gateway: Gateway, o
     await demo.say("The next is whole.")
     await demo.page.wait_for_timeout(500)
     await stop(demo.page)
-    await demo.page.wait_for_timeout(400)
+    await demo.page.wait_for_timeout(700)
+    assert await demo.page.evaluate("vivavoce.session.stream.getAudioTracks()[0].enabled"), "there was nothing to wait for"
     assert len(await said(demo.page, "cancelled")) == 1 and len(await said(demo.page, "done")) == 1
 
 

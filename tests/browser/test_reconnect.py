@@ -138,9 +138,11 @@ async def test_a_session_that_is_over_is_not_waited_for(wire: Wire, open_demo: O
 async def test_the_sound_goes_on_where_it_was_when_its_connection_breaks(
     wav_gateway: Gateway, open_demo: OpenDemo, known: Signal, attempts: int
 ) -> None:
-    """Its WebRTC connection fails in mid-speech: a new one is made, and nothing is heard twice."""
+    """Its WebRTC connection fails in mid-speech: a new one is made, and nothing is heard twice. Every one is told to hold what is sent ahead."""
     demo = await open_demo(wav_gateway.url)
     await demo.page.evaluate(CAPTURE)
+    targets: list[float] = []
+    demo.page.on("response", lambda response: targets.extend(float(ms) for name, ms in response.headers.items() if name == "vivavoce-target-ms"))
     await demo.connect()
     await note_events(demo.page)
     await demo.page.evaluate(TELL)
@@ -160,4 +162,6 @@ async def test_the_sound_goes_on_where_it_was_when_its_connection_breaks(
         if -0.03 < from_s - heard_s < 0.1:
             break
     assert -0.03 < from_s - heard_s < 0.1
+    held = await demo.page.evaluate("peers.map((peer) => peer.getReceivers()[0].jitterBufferTarget)")
+    assert held == targets == [80.0] * (1 + number)
     assert [event["reason"] for event in await said(demo.page, "done")] == ["end"] * number

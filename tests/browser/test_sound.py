@@ -9,9 +9,11 @@ import numpy as np
 
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from tests.browser.conftest import Gateway, OpenDemo, read_wav
-from tests.browser.matching import Signal, match, resample
+from tests.browser.matching import RATE, Signal, match, resample
 
 UTTERANCES = 10
+BEGINNINGS = 20
+BEGUN_MS = 450
 
 
 def through_opus(signal: Signal) -> Signal:
@@ -25,7 +27,7 @@ def through_opus(signal: Signal) -> Signal:
     return resample(decoded if decoded.dtype == np.int16 else np.clip(decoded, -1, 1) * 32767, 48000)
 
 
-async def test_ten_of_ten_utterances_arrive_whole(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal) -> None:
+async def test_ten_of_ten_utterances_and_twenty_of_twenty_beginnings_arrive_whole(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal) -> None:
     demo = await open_demo(wav_gateway.url)
     await demo.connect()
     matches = []
@@ -35,6 +37,14 @@ async def test_ten_of_ten_utterances_arrive_whole(wav_gateway: Gateway, open_dem
             if not found.problems():
                 break
         matches.append(found)
+    begun = known[: RATE * BEGUN_MS // 1000]
+    for number in range(UTTERANCES, BEGINNINGS):
+        # Each behind one that was stopped, with the mute that goes with it.
+        async for recording in demo.attempts(f"Begun by hand, line {number}.", BEGUN_MS):
+            head = match(begun, recording)
+            if not head.problems():
+                break
+        matches.append(head)
     report = {number: found.problems() for number, found in enumerate(matches) if found.problems()}
     worst, spread_ms = min(found.worst for found in matches), max(found.lag_spread_s for found in matches) * 1000
     first_sound_ms = statistics.median(await demo.first_sounds_ms())

@@ -264,6 +264,14 @@ async def test_a_session_with_nothing_to_say_is_closed(start: Start) -> None:
     assert message.type is WSMsgType.CLOSE and message.data == WSCloseCode.POLICY_VIOLATION
 
 
+@pytest.mark.parametrize(("audio", "text"), [("pcm_s16le", " \n"), ("webrtc", "Nobody ever comes to hear this.")])
+async def test_text_that_only_waits_keeps_no_session_open(start: Start, audio: str, text: str) -> None:
+    speaker = await Speaker.connect(await start(idle_s=0.4))
+    await speaker.send("session.update", audio={"format": audio})
+    await speaker.send("text.append", text=text)
+    assert (await speaker.event("error"))["code"] == "session_idle"
+
+
 def test_a_bucket_fills_again() -> None:
     bucket = Bucket(60, 0.0)
     assert bucket.take(50, 0.0) == 0 and bucket.take(20, 0.0) == pytest.approx(10.0)

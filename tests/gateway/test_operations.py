@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.logs import JsonLines
 from gateway import logs
 from gateway.events import Playback
-from gateway.keys import METRICS, SESSIONS
+from gateway.keys import DRAIN, METRICS, SESSIONS
 from gateway.metrics import HeardGaps
 from tests.conftest import FIXTURES
+from tests.gateway.clients import Speaker
 from tests.gateway.conftest import Client
 from tests.gateway.stand_in import StandInEngine
 
@@ -209,6 +210,27 @@ async def test_term_lets_what_is_spoken_be_heard_out(serve: Serve) -> None:
     assert [(event["text"], event["reason"]) for event in done] == [(text, "end")]
     assert last.data == WSCloseCode.GOING_AWAY
     assert await asyncio.wait_for(process.wait(), 5) == 0
+
+
+async def test_the_last_sample_is_heard_before_the_connection_is_closed(connect, gateway) -> None:
+    """Texts of different lengths, so that the ends of some fall between two looks."""
+    speakers = [await connect() for _ in range(8)]
+
+    async def left_s(speaker: Speaker, text: str) -> float:
+        """From when all had been heard to the close."""
+        await speaker.send("text.append", text=text)
+        await speaker.send("text.end")
+        await speaker.event("utterance.started")
+        begun_s = time.monotonic()
+        heard_s = (await speaker.event("utterance.done"))["duration_ms"] / 1000
+        while (message := await speaker.socket.receive()).type is not WSMsgType.CLOSE:
+            assert message.type is WSMsgType.TEXT
+        return time.monotonic() - begun_s - heard_s
+
+    ends = [asyncio.create_task(left_s(speaker, "Said to its end" + "." * length)) for length, speaker in enumerate(speakers)]
+    await asyncio.sleep(0.3)
+    await gateway.app[DRAIN].run(10.0)
+    assert min(await asyncio.gather(*ends)) > 0 and max(end.result() for end in ends) < 1.5
 
 
 async def test_a_speech_request_is_answered_to_its_end(serve: Serve) -> None:

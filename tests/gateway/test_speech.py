@@ -164,6 +164,17 @@ async def test_openai_raises_its_own_errors(sdk: openai.AsyncOpenAI, engine: Sta
     assert busy.value.response.headers["Retry-After"] == "3" and busy.value.code == "overloaded"
 
 
+async def test_what_is_not_served_is_an_error_of_openais_shape(sdk: openai.AsyncOpenAI, gateway) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await sdk.audio.transcriptions.create(model="whisper-1", file=b"RIFF")
+    assert unknown.value.code == "unknown_url" and "POST /v1/audio/speech" in unknown.value.message
+    async with gateway.get(SPEECH) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["type"]) == (405, "method_not_supported", "invalid_request_error") and "POST" in error["message"]
+    async with gateway.get("/v1/whep/nobody", headers={"Accept": "*/*"}) as response:
+        assert response.status == 200, "the paths that are none of OpenAI's are as they were"
+
+
 async def test_events(sdk: openai.AsyncOpenAI, engine: StandInEngine) -> None:
     async with sdk.audio.speech.with_streaming_response.create(
         model="tts-1", voice="ryan", input=TEXT, response_format="pcm", stream_format="sse"

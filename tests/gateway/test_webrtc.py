@@ -126,6 +126,7 @@ async def test_cancel_stops_within_a_packet(connect, listen, engine: StandInEngi
     count = len(listener.arrivals)
     await asyncio.sleep(0.2)
     assert len(listener.arrivals) <= count + 1
+    assert cancelled["rtp_until"] == (listener.arrivals[-1][1] + 960) % 2**32
     assert 550 < cancelled["heard_ms"] < 1000
     assert TEXT.startswith(cancelled["heard_text"]) and cancelled["heard_text"]
     assert engine.utterances[0].cancelled
