@@ -34,6 +34,7 @@ class Attendance:
         The answer is made in the caller's task: one of its own costs as much as the engine's first message."""
         task = asyncio.current_task()
         assert task is not None
+        usual = task.get_name()
         task.set_name(f"speech-{name}")
         self._there[task] = request
         if self._look is None:
@@ -49,6 +50,8 @@ class Attendance:
         finally:
             del self._there[task]
             self._gone.discard(task)
+            # It goes on with the connection's next request.
+            task.set_name(usual)
         log.info("%s: the client has gone", name)
         return None
 
