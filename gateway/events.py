@@ -261,6 +261,7 @@ def _tags(events: Iterable[type[msgspec.Struct]]) -> list[str]:
 
 
 _names = _tags(CLIENT_EVENTS)
+_listener_names = _tags(LISTENER_EVENTS)
 
 
 def encode(event: ServerEvent) -> str:
@@ -291,6 +292,14 @@ def decode_listener(message: str) -> ListenerEvent:
         raise refusal from error
     except (ValueError, RecursionError) as error:
         raise EventError("malformed_event", f"not JSON: {error}") from error
+
+
+def is_listeners(message: str) -> bool:
+    """Whether a message is meant to be one of a listener's events. False also for what is no event."""
+    try:
+        return _tag_decoder.decode(_HALF_ESCAPE.sub("?", message)).type in _listener_names
+    except (ValueError, RecursionError):
+        return False
 
 
 def _halved(message: str) -> ClientEvent:

@@ -104,9 +104,9 @@ class Session:
         try:
             self._act(event, time.monotonic())
         except EventError as error:
-            self._socket.event(error.event())
+            self._answer(error.event())
         except EngineError as error:
-            self._socket.event(Error(error.code, str(error), error.retryable))
+            self._answer(Error(error.code, str(error), error.retryable))
 
     def _act(self, event: ClientEvent, now_s: float) -> None:
         match event:
@@ -140,7 +140,7 @@ class Session:
                 self._forget(utterance)
             self.media.mix(mixes)
         self.line, self._settings = line, settings
-        self._socket.event(settings.event(self._engines.info))
+        self._answer(settings.event(self._engines.info))
 
     def _played(self, number: int, played_s: float, buffered_s: float, now_s: float) -> None:
         if self.line is not self._pcm:
@@ -204,7 +204,7 @@ class Session:
     def _report_half(self, half: str) -> None:
         if half:
             what = f"text: {half!a} is half of a surrogate pair whose other half was not beside it; it was left out, the rest is spoken"
-            self._socket.event(Error("invalid_text", f"{what}; cut text between characters", False))
+            self._answer(Error("invalid_text", f"{what}; cut text between characters", False))
 
     def _finish(self) -> None:
         self._configured()
@@ -298,7 +298,7 @@ class Session:
 
     def failed(self, error: Error) -> None:
         """See Stage."""
-        self._socket.event(error)
+        self._answer(error)
 
     def own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """See Stage."""
@@ -370,6 +370,12 @@ class Session:
         concealed_s = self.listener.feedback.concealed_s if self.listener is not None and self.line is self.media else 0.0
         dry_in_s = playout.unplayed_s(now_s) + self.line.queued_s
         self._tell(Playback(speaking.number, round(buffered_s * 1000), round(dry_in_s * 1000), round(concealed_s * 1000), measured))
+
+    def _answer(self, event: ServerEvent) -> None:
+        """Tell the owner, by the data channel as well if that is who listens."""
+        self._socket.event(event)
+        if self.listener is not None and self.listener.owns:
+            self.listener.event(event)
 
     def _tell(self, event: ServerEvent) -> None:
         """To the client, and to whoever listens."""

@@ -40,6 +40,8 @@ class Owner:
         self._opened = opened
         self._sessions = sessions
         self._config = config
+        self._used_s = time.monotonic()
+        """When the client last said something that uses the session."""
         self._received = 0
         """The client's messages that were acted on, over all sockets."""
         self._request: web.Request | None = None
@@ -167,27 +169,29 @@ class Owner:
         """Events until the client goes; returns whether its socket broke. Only a breach of the protocol, or a long silence, closes from our
         side (aiohttp itself refuses oversize frames)."""
         session, outbox, idle_s = self.session, self._outbox, self._config.idle_s
-        idle_at_s: float | None = time.monotonic() + idle_s
+        self._used_s = time.monotonic()
+        leaving = False
         while True:
             try:
-                async with asyncio.timeout(None if idle_at_s is None else max(0.0, idle_at_s - time.monotonic())):
+                async with asyncio.timeout(None if leaving else max(0.0, self._used_s + idle_s - time.monotonic())):
                     message = await socket.receive()
             except TimeoutError:
                 if session.speaking:
-                    idle_at_s = time.monotonic() + idle_s
-                else:
+                    self._used_s = time.monotonic()
+                elif time.monotonic() >= self._used_s + idle_s:
                     what = f"the session is closed: it had no text for {idle_s:g} s; open another when there is some"
                     outbox.event(Error("session_idle", what, True))
                     outbox.leave(WSCloseCode.POLICY_VIOLATION, b"idle")
-                    idle_at_s = None
+                    leaving = True
                 continue
             if message.type in (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG):
                 self._answered.set()
             match message.type:
                 case WSMsgType.TEXT:
                     self._received += 1
-                    if self._act(message.data) and idle_at_s is not None:
-                        idle_at_s = time.monotonic() + idle_s
+                    wrong = self.act(message.data)
+                    if wrong is not None:
+                        outbox.event(wrong)
                 case WSMsgType.PING:
                     await socket.pong(message.data)
                 case WSMsgType.BINARY:
@@ -200,20 +204,21 @@ class Owner:
                 case WSMsgType.ERROR:
                     return not isinstance(message.data, WebSocketError)
 
-    def _act(self, message: str) -> bool:
-        """Do what one message says; returns whether the session is in use by it."""
+    def act(self, message: str) -> Error | None:
+        """Do what one message of the client says, whichever way it came; returns what is wrong with it."""
         try:
             event = decode(message)
             # The session refuses longer ones, at no cost.
             if isinstance(event, TextAppend) and len(event.text) <= self._config.max_append_chars:
                 self._caller.spend(len(event.text), time.monotonic())
             self.session.handle(event)
-            return not isinstance(event, Ping)
         except EventError as error:
-            self._outbox.event(error.event())
+            return error.event()
         except Refusal as refusal:
-            self._outbox.event(Error(refusal.code, str(refusal), refusal.retryable))
-        return False
+            return Error(refusal.code, str(refusal), refusal.retryable)
+        if not isinstance(event, Ping):
+            self._used_s = time.monotonic()
+        return None
 
 
 def _abort(request: web.Request) -> None:
@@ -236,6 +241,12 @@ class Owners:
         """Known from now on, until its session is over."""
         self._owners[owner.session.ident] = owner
         owner.at_end(lambda: self._owners.pop(owner.session.ident, None))
+
+    def find(self, token: str | None) -> Owner | None:
+        """Whose token this is; None if it is nobody's."""
+        owner = self._owners.get((token or "").partition(".")[0])
+        known = owner is not None and not owner.over and hmac.compare_digest(owner.token.encode(), (token or "").encode())
+        return owner if known else None
 
     def by_token(self, token: str) -> Owner:
         """Whose token this is. Raises Refusal."""

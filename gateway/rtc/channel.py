@@ -1,4 +1,5 @@
-"""Channel: a listener's data channel `events`. Reports and pings come in, what happens to the speech goes out."""
+"""Channel: a listener's data channel `events`. Reports and pings come in, what happens to the speech goes out. From the session's owner all
+comes in that may come by its WebSocket."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 
 from aiortc import InvalidStateError, RTCDataChannel
 
-from gateway.events import EventError, Ping, Pong, ServerEvent, Stats, decode_listener, encode
+from gateway.events import Error, EventError, Ping, Pong, ServerEvent, Stats, decode_listener, encode, is_listeners
 
 LABEL = "events"
 MOST_UNREAD_BYTES = 1 << 16
@@ -16,12 +17,18 @@ MOST_PER_S = 50
 MOST_CHARS = 2000
 
 
-class Channel:
-    """One channel, for as long as its connection. `report` is called with each report and its time."""
+Act = Callable[[str], Error | None]
+"""Does what a message of the session's owner says; returns what is wrong with it."""
 
-    def __init__(self, channel: RTCDataChannel, report: Callable[[Stats, float], None]) -> None:
+
+class Channel:
+    """One channel, for as long as its connection. `report` is called with each report and its time, `act` with what only the owner may say,
+    if this is the owner's."""
+
+    def __init__(self, channel: RTCDataChannel, report: Callable[[Stats, float], None], act: Act | None = None) -> None:
         self._channel = channel
         self._report = report
+        self._act_for_owner = act
         self._second_s = 0.0
         self._messages = 0
         channel.add_listener("message", self._receive)
@@ -37,6 +44,12 @@ class Channel:
             return
 
     def _receive(self, message: str | bytes) -> None:
+        if self._act_for_owner is not None and isinstance(message, str) and not is_listeners(message):
+            # None of these may be lost: what an owner may say, and how much, is the session's to judge.
+            wrong = self._act_for_owner(message)
+            if wrong is not None:
+                self.event(wrong)
+            return
         now_s = time.monotonic()
         if now_s - self._second_s >= 1.0:
             self._second_s, self._messages = now_s, 0

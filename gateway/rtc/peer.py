@@ -16,7 +16,7 @@ from gateway.events import ServerEvent, Stats
 from gateway.media.line import OpusLine
 from gateway.media.pacer import LEAD_S, TRANSIT_S, lead_for
 from gateway.media.track import OpusTrack
-from gateway.rtc.channel import LABEL, Channel
+from gateway.rtc.channel import LABEL, Act, Channel
 from gateway.rtc.feedback import Feedback
 from gateway.rtc.offer import BadOffer, Trickle, prepare, ufrags
 
@@ -33,10 +33,11 @@ class IceRestart(Exception):
 
 class Peer:
     """A connection from its answer to its end. One task owns it: it closes the connection when the listener has gone, never came,
-    or was sent away, and says so with `gone`."""
+    or was sent away, and says so with `gone`. `act` does what the session's owner says on its data channel, if that is who listens."""
 
-    def __init__(self, ident: str, line: OpusLine, config: GatewayConfig, gone: Callable[[Peer], None]) -> None:
+    def __init__(self, ident: str, line: OpusLine, config: GatewayConfig, gone: Callable[[Peer], None], act: Act | None = None) -> None:
         self.ident = ident
+        self._act = act
         self.feedback = Feedback(line.playout)
         self.target_s = USUAL_TARGET_S
         """How much sound the listener is to hold; it is sent as far ahead, from the first packet to the last."""
@@ -57,6 +58,11 @@ class Peer:
         self._task: asyncio.Task[None] | None = None
         self._connection.add_listener("connectionstatechange", self._state_changed)
         self._connection.add_listener("datachannel", self._open_channel)
+
+    @property
+    def owns(self) -> bool:
+        """Whether it is the session's owner who listens."""
+        return self._act is not None
 
     async def answer(self, offer: str, most_s: float | None = None) -> str:
         """Take the listener on; returns the SDP answer with all our candidates. `most_s`: how much sound it can be told to hold, if it
@@ -182,7 +188,7 @@ class Peer:
 
     def _open_channel(self, channel: RTCDataChannel) -> None:
         if channel.label == LABEL and self._channel is None:
-            self._channel = Channel(channel, self._report)
+            self._channel = Channel(channel, self._report, self._act)
         else:
             channel.close()
 

@@ -1,4 +1,5 @@
-"""WHEP: a listener posts its offer with the session's listen token and gets the answer.
+"""WHEP: a listener posts its offer with the session's listen token and gets the answer. With the session's resume token it is the owner, who
+may say on its data channel what it may say by WebSocket.
 
 One listener a session: a second one replaces the first, or is refused if the session says so. No ICE restart, so no ETag. The answer
 carries all our candidates."""
@@ -11,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gateway.keys import CONFIG, PEERS, SESSIONS
+from gateway.keys import CONFIG, OWNERS, PEERS, SESSIONS
 from gateway.logs import SESSION
 from gateway.rtc.offer import BadOffer
 from gateway.rtc.peer import IceRestart, Peer
@@ -89,11 +90,14 @@ async def offer(request: web.Request) -> web.Response:
     """POST /v1/whep: listen to a session."""
     if request.content_type != SDP:
         raise Refused(415, f"the body must be {SDP}", {"Accept-Post": SDP})
-    session = _session(request)
+    owner = request.app[OWNERS].find(_token(request))
+    session = _session(request) if owner is None else owner.session
     SESSION.set(session.ident)
     try:
         former, played = request.headers.get(FORMER), _played(request)
-        peer, answer = await request.app[PEERS].add(session, await _text(request), _most_target_s(request), former, played)
+        peer, answer = await request.app[PEERS].add(
+            session, await _text(request), _most_target_s(request), former, played, None if owner is None else owner.act
+        )
     except NoSuchSession as error:
         raise Refused(404, error) from error
     except Occupied as error:

@@ -75,10 +75,10 @@ async def listen(gateway: Client) -> AsyncIterator[Callable[..., Awaitable[Liste
     """`await listen(speaker)`: an aiortc listener of its session, connected."""
     listeners: list[Listener] = []
 
-    async def open_listener(speaker: Speaker, **options: Any) -> Listener:
+    async def open_listener(speaker: Speaker, token: str = "token", **options: Any) -> Listener:
         listener = Listener(gateway)
         listeners.append(listener)
-        await listener.connect(speaker.created["token"], **options)
+        await listener.connect(speaker.created[token], **options)
         return listener
 
     yield open_listener

@@ -12,6 +12,7 @@ from gateway.config import GatewayConfig
 from gateway.keys import PEERS, SESSIONS
 from tests.gateway.matching import align
 from tests.gateway.stand_in import RATE, StandInEngine
+from tests.gateway.test_speech import until
 
 TEXT = "The quick brown fox jumps over the lazy dog while seven wizards argue."
 LONG = f"{TEXT} {TEXT}"
@@ -19,8 +20,8 @@ SHORT = "Just a few words."
 
 
 @pytest.fixture
-def config(config: GatewayConfig) -> GatewayConfig:
-    return msgspec.structs.replace(config, unheard_s=1.0, silent_s=3.0)
+def config(config: GatewayConfig, request: pytest.FixtureRequest) -> GatewayConfig:
+    return msgspec.structs.replace(config, unheard_s=1.0, silent_s=3.0, **getattr(request, "param", {}))
 
 
 def line(gateway, speaker):
@@ -226,6 +227,41 @@ async def test_who_only_listens_may_not_speak(connect, listen, engine: StandInEn
     listener.send("ping")
     await listener.channel_event("pong")
     assert engine.utterances == []
+
+
+async def test_the_owner_speaks_on_its_data_channel(connect, listen, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, token="resume", channel=True)
+    for number in range(70):
+        listener.send("text.append", text=f"w{number} ")
+    listener.channel.send('{"type":"text.append","text":"\\ud83d"}')
+    listener.channel.send('{"type":"text.append","text":"\\ude00 and the end."}')
+    listener.send("text.end")
+    await speaker.event("utterance.started")
+    await listener.channel_event("utterance.started")
+    wanted = " ".join(f"w{number}" for number in range(70))
+    await until(lambda: engine.utterances[0].text.endswith("the end."))
+    assert engine.utterances[0].text.startswith(wanted)
+    listener.send("cancel")
+    assert (await speaker.event("utterance.cancelled"))["utterance"] == 1
+    for said, code in (('{"type":"text.append","text":5}', "invalid_event"), ("{", "malformed_event"), ('{"type":"sing"}', "unknown_event")):
+        listener.channel.send(said)
+        assert (await listener.channel_event("error"))["code"] == code
+    listener.send("text.append", text="x" * 30_000)
+    assert (await listener.channel_event("error"))["code"] == "text_too_long"
+
+
+@pytest.mark.parametrize("config", [{"idle_s": 0.6}], indirect=True)
+async def test_what_the_owner_says_there_keeps_the_session_from_being_idle(connect, listen, config: GatewayConfig, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, token="resume", channel=True)
+    for _ in range(4):
+        await asyncio.sleep(config.idle_s / 2)
+        listener.send("session.update", voice="ryan")
+        await listener.channel_event("session.updated")
+    await asyncio.sleep(config.idle_s * 0.6)
+    listener.send("ping")
+    assert (await speaker.event("error"))["code"] == "session_idle"
 
 
 @pytest.mark.parametrize(
