@@ -27,6 +27,14 @@ USUAL_TARGET_S = LEAD_S + TRANSIT_S
 """What receivers hold that cannot be told how much."""
 
 
+class _Forgotten(dict[int, object]):
+    """In place of the last 128 packets, which aiortc keeps of each listener to send them again. Nobody can ask for that, for its audio has no
+    NACK; and objects that live for seconds make a pass of the garbage collector long."""
+
+    def __setitem__(self, number: int, packet: object) -> None:
+        pass
+
+
 class IceRestart(Exception):
     """A trickle fragment of other ICE credentials: aiortc cannot restart ICE."""
 
@@ -76,6 +84,7 @@ class Peer:
         sender = self._sender = self._connection.addTrack(track)
         # aiortc has no name for it that is public; the pinned version keeps it for its sender reports.
         track.wire_time = lambda: int(sender._RTCRtpSender__rtp_timestamp)  # type: ignore[attr-defined]
+        sender._RTCRtpSender__rtp_history = _Forgotten()  # type: ignore[attr-defined]
         send = sender.send
 
         async def send_unless_closing(parameters: RTCRtpSendParameters) -> None:

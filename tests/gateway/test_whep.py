@@ -42,6 +42,18 @@ async def test_answer(connect, gateway, offer) -> None:
         assert gone.status == 404
 
 
+async def test_a_listener_cannot_ask_for_packets_again(connect, gateway, offer) -> None:
+    """None are kept (gateway.rtc.peer): one that may ask for them would wait for them."""
+    speaker = await connect("webrtc")
+    number = next(line.split()[0].removeprefix("a=rtpmap:") for line in offer.splitlines() if "opus/48000" in line)
+    asking = offer.replace(f"a=rtpmap:{number} ", f"a=rtcp-fb:{number} nack\r\na=rtpmap:{number} ")
+    assert "nack" in asking
+    async with gateway.post("/v1/whep", data=asking, headers=bearer(speaker)) as response:
+        assert response.status == 201
+        answer = await response.text()
+    assert "opus/48000" in answer and "nack" not in answer
+
+
 async def test_preflight(gateway) -> None:
     for path in ("/v1/whep", "/v1/whep/some-listener"):
         async with gateway.options(path) as response:
