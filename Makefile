@@ -36,15 +36,15 @@ bench: $(VENV)/.dev system
 # On a machine with a GPU and PyTorch's CUDA build; GPU_PYTHON is its interpreter.
 GPU_PYTHON ?= python3
 gpu-check:
-	PYTHONPATH=. $(GPU_PYTHON) -m pytest -q tests/engine/gpu
-	PYTHONPATH=. $(GPU_PYTHON) -m engine conform tests/fixtures --device cuda
-	PYTHONPATH=. $(GPU_PYTHON) tools/gpu_check.py $(ARGS)
+	PYTHONPATH=.:$$PYTHONPATH $(GPU_PYTHON) -m pytest -q tests/engine/gpu
+	PYTHONPATH=.:$$PYTHONPATH $(GPU_PYTHON) -m engine conform tests/fixtures --device cuda
+	PYTHONPATH=.:$$PYTHONPATH $(GPU_PYTHON) tools/gpu_check.py $(ARGS)
 
 # Slow: a memory checker over the kernels' tests, and minutes of utterances that are cancelled at random.
 gpu-soak:
-	PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m pytest -q -x tests/engine/gpu/test_linear.py \
+	PYTHONPATH=.:$$PYTHONPATH compute-sanitizer --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m pytest -q -x tests/engine/gpu/test_linear.py \
 		tests/engine/gpu/test_attention.py tests/engine/gpu/test_frame_attention.py tests/engine/gpu/test_sample.py tests/engine/gpu/test_conv.py
-	PYTHONPATH=. $(GPU_PYTHON) tools/gpu_check.py --only soak $(ARGS)
+	PYTHONPATH=.:$$PYTHONPATH $(GPU_PYTHON) tools/gpu_check.py --only soak $(ARGS)
 
 gpu-bench:
 	PYTHON=$(GPU_PYTHON) tools/gpu-bench --rate 1 10 20 60 $(ARGS)
