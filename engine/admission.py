@@ -12,8 +12,10 @@ from engine.scheduler import Scheduler, Stage
 FORECAST_S = 1.0
 # Enough for a second of the CPUs and small batches that admission has to think about; a faster device is forecast less far.
 FORECAST_LAUNCHES = 150
-# And so many rows are looked at, all launches of a forecast together: about ten milliseconds of the host.
+# And so many rows are looked at, all launches of a forecast together: about ten milliseconds of the host. Where that is too few launches
+# to see anything, it is asked instead whether anybody is late now.
 FORECAST_ROWS = 6_000
+FEWEST_LAUNCHES = 15
 # Estimates are no truer than this.
 FORECAST_GRACE_S = 0.02
 # A forecast that found no room stands for this long.
@@ -37,6 +39,10 @@ class Admission:
         """Whether one of `free` slots is for `newcomer`: a download leaves some to those who listen."""
         return free > (0 if newcomer.live else self._reserved)
 
+    def is_light(self, streams: int) -> bool:
+        """Whether so many could be kept at half the device's speed: then there is no need to ask more."""
+        return self._scheduler.load(streams) <= LIGHT_LOAD
+
     def has_room(self, now_s: float, active: Sequence[Utterance], newcomer: Utterance) -> bool:
         """Whether `newcomer` can join the `active` ones. A download waits for spare time by itself."""
         if not active or not newcomer.live:
@@ -47,7 +53,10 @@ class Admission:
         load = self._scheduler.load(1 + sum(u.live and not u.speech_ended for u in active))
         if load <= LIGHT_LOAD:
             return True
-        full = load > 1.0 or would_miss(self._scheduler, now_s, active, newcomer)
+        if FEWEST_LAUNCHES * len(active) > FORECAST_ROWS:
+            full = load > 1.0 or any(_late(u, now_s) for u in active if u.live and not u.stalled)
+        else:
+            full = load > 1.0 or would_miss(self._scheduler, now_s, active, newcomer)
         if full:
             self._full_until_s = now_s + FULL_FOR_S
         return not full
@@ -64,7 +73,7 @@ def would_miss(scheduler: Scheduler, now_s: float, admitted: Sequence[Utterance]
     for u in (*admitted, newcomer):
         twin = copy.copy(u)
         twin.playback = copy.copy(u.playback)
-        twin.text_closed, twin.max_frames, twin.samples_consumed = True, u.max_frames + 10_000, 10**12
+        twin.text_closed, twin.max_frames, twin.samples_consumed, twin.work = True, u.max_frames + 10_000, 10**12, None
         rows.append(twin)
         if u.live and not u.stalled:
             heard.add(twin)
@@ -91,6 +100,7 @@ def _late(u: Utterance, now_s: float) -> bool:
 
 def advance(u: Utterance, stage: Stage, frames: int, samples_per_frame: int, now_s: float, trimmed: int = 0) -> None:
     """What a launch does to one of its rows, as EngineLoop would; the first `trimmed` samples of the utterance never leave."""
+    u.work = None
     match stage:
         case Stage.PREFILL:
             u.prefill_left -= 1

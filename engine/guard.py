@@ -65,8 +65,11 @@ class Guard:
 
     def see(self, token: int) -> None:
         """The same few tokens over and over, for seconds, is a loop the model will not leave."""
-        for before in range(1, min(LONGEST_CYCLE, len(self._tokens)) + 1):
-            self._same[before - 1] = self._same[before - 1] + 1 if self._tokens[-before] == token else 0
+        if token in self._tokens:
+            for before in range(1, min(LONGEST_CYCLE, len(self._tokens)) + 1):
+                self._same[before - 1] = self._same[before - 1] + 1 if self._tokens[-before] == token else 0
+        else:
+            self._same = [0] * LONGEST_CYCLE
         self._tokens.append(token)
         del self._tokens[:-LONGEST_CYCLE]
         if max(self._same) >= self._span:

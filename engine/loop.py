@@ -44,6 +44,7 @@ from engine.model.text import TOKENS_PER_SECOND, LiveText
 from engine.opening import Opening, Voice
 from engine.playback import PlaybackClock
 from engine.request import Utterance
+from engine.resting import Resting
 from engine.scheduler import Launch, Scheduler, Stage
 from engine.stages.base import BaseStages
 from engine.tally import Tally
@@ -62,6 +63,10 @@ WRITERS = 16
 REHEARSAL_FRAMES = 8
 # Weight of the latest utterance in the usual length of the silence before the first sound.
 ONSET_SHARE = 0.1
+# Weight of the latest launch in what a launch usually takes the host.
+HOST_SHARE = 0.05
+# So many rows of the Talker go on to the Code Predictor at once.
+PAIRED_ROWS = 64
 TRACE_LAUNCHES = 10_000
 # Seconds of speech a character usually takes.
 USUAL_S = 0.07
@@ -88,6 +93,7 @@ class EngineLoop:
         self._flights: deque[Flight] = deque()
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
+        self._resting = Resting(config.ahead_s)
 
     @property
     def idle(self) -> bool:
@@ -152,8 +158,10 @@ class EngineLoop:
             case Cancel():
                 self._end(key, "cancelled")
             case Playback(heard=heard, playing=playing, measured=measured):
+                self._resting.changed(voice.utterance)
                 voice.utterance.playback.report(heard, playing, measured, now_s)
             case Credit(consumed=consumed):
+                self._resting.changed(voice.utterance)
                 voice.utterance.samples_consumed = max(voice.utterance.samples_consumed, consumed)
 
     def refuse(self, client: bytes, epoch: int, number: int, message: str) -> None:
@@ -176,13 +184,17 @@ class EngineLoop:
             self._free_at_s = began_s
         self._admit(now_s)
         self._close_stalled(now_s)
-        utterances = [voice.utterance for voice in self._active.values()]
-        launch = self.scheduler.pick(now_s, utterances)
+        awake = self._resting.awake(now_s)
+        launch = self.scheduler.pick(now_s, awake, len(self._active))
+        self._resting.settle(now_s, awake)
         if launch is None:
             self._free_at_s = None
-            return 0.0 if self._flights else self._next_due(now_s, utterances)
+            return 0.0 if self._flights else self._next_due(now_s, awake)
         with self._supervised(launch):
             self._launch(launch)
+            if launch.stage is Stage.TALKER and self.stages.depth > 1 and len(launch.rows) >= PAIRED_ROWS:
+                # What comes next is plain, and to look at hundreds of streams once more takes longer than the launch.
+                self._launch(Launch(Stage.PREDICTOR, launch.rows, 1))
         self._retire_done()
         return 0.0
 
@@ -257,6 +269,7 @@ class EngineLoop:
 
     def _write(self, voice: Voice, last: bool) -> None:
         u = voice.utterance
+        self._resting.changed(u)
         fresh = list(voice.tokens)
         voice.tokens.clear()
         if last and not u.text_closed:
@@ -308,6 +321,8 @@ class EngineLoop:
         """A free slot, and no listener who would run dry for it."""
         if not self.admission.has_slot(self.stages.free_slots, voice.utterance):
             return False
+        if self.admission.is_light(1 + len(self._active)):
+            return True
         others = [other.utterance for other in self._active.values()]
         return self.admission.has_room(now_s, others, voice.utterance)
 
@@ -323,14 +338,15 @@ class EngineLoop:
         u.slot, u.prefill_left = self.stages.begin(
             voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
         )
+        self._resting.join(u)
         self._write(voice, voice.text.finished)
 
     def _close_stalled(self, now_s: float) -> None:
         """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
-        for voice in self._active.values():
+        # Most have all of their text; a look at each of hundreds is not for nothing.
+        for voice in [voice for voice in self._active.values() if not voice.utterance.text_closed]:
             u = voice.utterance
-            # Most have all of their text; a look at each of hundreds is not for nothing.
-            if not u.text_closed and u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
+            if u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
                 u.reason = "idle"
                 voice.text.close()
                 self._feed(voice)
@@ -350,13 +366,13 @@ class EngineLoop:
             return max(dry_s - self.config.stall_slack_s, text.appended_s + stumble_s - now_s)
         return dry_s - min(self.config.stall_slack_s, STALL_FRAMES * self.scheduler.next_frame_s())
 
-    def _next_due(self, now_s: float, utterances: list[Utterance]) -> float | None:
+    def _next_due(self, now_s: float, awake: list[Utterance]) -> float | None:
         due = [
             voice.text.starts_in(now_s, self.config.idle_flush_s, self.config.word_pause_s) if voice.ready_s is None else FULL_FOR_S
             for voice in self._waiting.values()
         ]
         due += [self._stall_due(voice, now_s) for voice in self._active.values() if voice.utterance.stalled]
-        due.append(self.scheduler.wake_in(now_s, utterances))
+        due += [self.scheduler.wake_in(now_s, awake, len(self._active)), self._resting.wakes_in(now_s)]
         known = [seconds for seconds in due if seconds is not None]
         # A millisecond at least: rounding must not turn waiting into spinning.
         return max(0.001, min(known)) if known else None
@@ -375,21 +391,29 @@ class EngineLoop:
         pending = self.stages.launch(launch.stage, [u.slot for u in rows], first, launch.frames)
         ends_s = self._clock()
         host_s = starts_s - (starts_s if self._free_at_s is None else self._free_at_s)
-        silent = sum(not u.has_sounded for u in rows)
+        silent = sum(not u.samples_emitted for u in rows)
         self._flights.append(Flight(launch, voices, first, pending, silent, starts_s, ends_s - starts_s, host_s, self._opened))
         self._free_at_s, self._opened = ends_s, 0
-        for u in rows:
+        self._move(launch)
+
+    def _move(self, launch: Launch) -> None:
+        """The cursors of a launch's rows, which are awake."""
+        for u in launch.rows:
             u.in_flight += 1
-            match launch.stage:
-                case Stage.PREFILL:
-                    u.prefill_left -= 1
-                case Stage.TALKER:
+            u.work = None
+        match launch.stage:
+            case Stage.PREFILL:
+                launch.rows[0].prefill_left -= 1
+            case Stage.TALKER:
+                for u in launch.rows:
                     u.frames_issued += 1
-                case Stage.PREDICTOR:
+            case Stage.PREDICTOR:
+                for u in launch.rows:
                     u.frames_done += 1
                     if u.frames_done >= u.max_frames and not u.speech_ended:
                         u.speech_ended = u.capped = True
-                case Stage.CODEC:
+            case Stage.CODEC:
+                for u in launch.rows:
                     u.frames_decoded += launch.frames
                     u.coming_s += launch.frames * self.scheduler.frame_s
 
@@ -420,11 +444,14 @@ class EngineLoop:
         ours = [self._active.get((voice.utterance.client, voice.utterance.number)) is voice for voice in flight.voices]
         for u in launch.rows:
             u.in_flight -= 1
-            if launch.stage is Stage.CODEC:
+        if launch.stage is Stage.CODEC:
+            for u in launch.rows:
                 u.coming_s -= launch.frames * self.scheduler.frame_s
+                self._resting.changed(u)
         if isinstance(result, int):
             # A neighbour may have computed the same prefix meanwhile.
             launch.rows[0].prefill_left = min(result, launch.rows[0].prefill_left)
+            self._resting.changed(launch.rows[0])
         elif isinstance(result, list):
             for voice, mine, first, value in zip(flight.voices, ours, flight.first, result, strict=True):
                 if not mine:
@@ -440,10 +467,12 @@ class EngineLoop:
             host_s += flight.called_s
         self.stages.costs.record(launch.stage, len(launch.rows), launch.frames, seconds)
         self._tally.launched(launch.stage, len(launch.rows), seconds, host_s)
+        if self.stages.depth > 1:
+            self.scheduler.host_s += HOST_SHARE * (host_s - self.scheduler.host_s)
         self.trace.append(flight.entry(seconds))
         for voice in flight.voices:
             u = voice.utterance
-            if u.complete and not u.in_flight and self._active.get((u.client, u.number)) is voice:
+            if u.speech_ended and not u.in_flight and u.complete and self._active.get((u.client, u.number)) is voice:
                 self._say_held(voice)
                 self._end((u.client, u.number), u.cap_reason if u.capped else u.reason)
 
@@ -454,6 +483,7 @@ class EngineLoop:
             return
         if token is None:
             u.end_at(number)
+            self._resting.changed(u)
         elif token < 0:
             self._fail((u.client, u.number), UtteranceFailed("the Talker computed something that is not a number; try again"))
         elif voice.guard is not None:
@@ -498,6 +528,7 @@ class EngineLoop:
         u = voice.utterance
         if voice.guard is not None and voice.guard.verdict is not None and not u.speech_ended:
             u.speech_ended, u.reason = True, voice.guard.verdict
+            self._resting.changed(u)
             log.warning("utterance %d ended by its guard: %s after %d frames", u.number, u.reason, u.frames_issued)
 
     def _end(self, key: tuple[bytes, int], reason: str) -> None:
@@ -517,5 +548,6 @@ class EngineLoop:
         voice = self._active.pop(key, None)
         if voice is None:
             return self._waiting.pop(key)
+        self._resting.leave(voice.utterance)
         self.stages.close(voice.utterance.slot)
         return voice

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.errors import RequestRefused
 from engine.messages import Sampling, SpeechRequest
 from engine.playback import PlaybackClock
+
+if TYPE_CHECKING:
+    from engine.scheduler import ReadyWork
 
 __all__ = ["Sampling", "SpeechRequest", "Utterance", "check"]
 
@@ -48,6 +52,8 @@ class Utterance:
     text_until: list[int] = field(default_factory=list)
     """Characters eaten up to each text token."""
     live: bool = field(init=False)
+    work: ReadyWork | None = None
+    """What the scheduler found it needs next. Whoever changes anything here, or in `playback`, says None."""
 
     def __post_init__(self) -> None:
         self.live = self.request.pace == "live"

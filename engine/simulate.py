@@ -71,21 +71,21 @@ def percentile(values: Sequence[float], share: float) -> float:
 class EarliestDeadline(Scheduler):
     """The stream that runs dry first, newcomers as dry as can be, no matter how far ahead."""
 
-    def _anchor(self, work: list[ReadyWork]) -> ReadyWork | None:
+    def _anchor(self, now_s: float, work: list[ReadyWork]) -> ReadyWork | None:
         return min(work, key=lambda item: item.dry_at, default=None)
 
 
 class FirstCome(Scheduler):
     """The oldest request that can do anything."""
 
-    def _anchor(self, work: list[ReadyWork]) -> ReadyWork | None:
+    def _anchor(self, now_s: float, work: list[ReadyWork]) -> ReadyWork | None:
         return min(work, key=lambda item: item.utterance.arrived_s, default=None)
 
 
 class RoundRobin(Scheduler):
     """Whoever has been served least recently, which is whoever has the fewest frames."""
 
-    def _anchor(self, work: list[ReadyWork]) -> ReadyWork | None:
+    def _anchor(self, now_s: float, work: list[ReadyWork]) -> ReadyWork | None:
         return min(work, key=lambda item: item.utterance.frames_issued + item.utterance.frames_decoded, default=None)
 
 
@@ -171,9 +171,12 @@ def simulate(
 
 
 def _give_text(u: Utterance, arrival: Arrival, now_s: float) -> None:
+    if u.text_closed:
+        return
     if arrival.token_every_s == 0.0:
         u.text_closed = True
     else:
+        u.work = None
         u.text_issued = min(arrival.frames, 1 + int((now_s - arrival.at_s) / arrival.token_every_s))
         u.text_closed = u.text_issued == arrival.frames
 

@@ -14,6 +14,7 @@ from engine.config import BALANCED, EngineConfig
 from engine.messages import SpeechRequest
 from engine.playback import PlaybackClock
 from engine.request import Utterance
+from engine.resting import Resting
 from engine.scheduler import Scheduler, Stage, StageCosts
 
 SAMPLE_RATE, FRAME_SAMPLES = 24_000, 1920
@@ -42,18 +43,23 @@ def turn_s(streams: int, turns: int = TURNS, pick: type[Scheduler] = Scheduler) 
     rows = [Utterance(b"", n, SpeechRequest(), PlaybackClock(SAMPLE_RATE), 1_000_000, 0.001 * n) for n in range(streams)]
     for u in rows:
         u.text_issued, u.text_closed, u.samples_consumed = 1_000_000, u.number % 2 == 0, 10**12
+    resting = Resting(CONFIG.ahead_s)
+    for u in rows:
+        resting.join(u)
     now_s = 0.0
     taken: list[float] = []
     while len(taken) < SETTLED + turns:
         begin_s = time.thread_time()
-        stalled = [u for u in rows if u.stalled]
-        launch = scheduler.pick(now_s, rows)
+        stalled = [u for u in rows if not u.text_closed and u.stalled]
+        awake = resting.awake(now_s)
+        launch = scheduler.pick(now_s, awake, streams)
+        resting.settle(now_s, awake)
         if launch is None:
-            wake_s = scheduler.wake_in(now_s, rows)
+            wakes_s = [scheduler.wake_in(now_s, awake, streams), resting.wakes_in(now_s)]
         taken.append(time.thread_time() - begin_s)
         assert not stalled
         if launch is None:
-            now_s += max(0.001, wake_s or 0.0)
+            now_s += max(0.001, min(seconds for seconds in wakes_s if seconds is not None))
             continue
         now_s += costs.estimate(launch.stage, len(launch.rows), launch.frames)
         for u in launch.rows:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from engine.messages import (
     Append,
     AudioChunk,
     Cancel,
+    Command,
     Credit,
     Done,
     Event,
@@ -32,8 +35,10 @@ from engine.messages import (
 from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.model.prompt import AUTO, build_prefix, whole_text_body
 from engine.onset import OnsetTrim
+from engine.request import Utterance
 from engine.scheduler import Stage
 from engine.stages import Stages
+from engine.stages.base import Launched
 from tests.conftest import FIXTURES
 
 ME, OTHER = b"client", b"other"
@@ -47,15 +52,60 @@ def vd() -> Checkpoint:
     return load_checkpoint(FIXTURES / "checkpoints" / "vd17")
 
 
+class Late:
+    """A launch whose result is there when it has been asked for a few times."""
+
+    def __init__(self, launched: Launched) -> None:
+        self._launched, self._asked = launched, 0
+        self.seconds = 0.001
+
+    def done(self) -> bool:
+        self._asked += 1
+        return self._asked > 3
+
+    def result(self) -> Any:
+        return self._launched.result()
+
+
+class LateStages(Stages):
+    """Two launches under way at once, as on a GPU."""
+
+    depth = 2
+
+    def launch(self, stage: Stage, slots: list[int], first: list[int], frames: int) -> Any:
+        return Late(super().launch(stage, slots, first, frames))
+
+
 class World:
     """A loop with a clock that moves only when told, and the events it sent."""
 
-    def __init__(self, checkpoint: Checkpoint, **changes: object) -> None:
+    def __init__(self, checkpoint: Checkpoint, kind: type[Stages] = Stages, **changes: object) -> None:
         config = replace(CONFIG, **changes)  # type: ignore[arg-type]
         self.now_s = 0.0
         self.events: list[Event] = []
-        self.stages = Stages(checkpoint, config)
+        self.stages = kind(checkpoint, config)
         self.loop = EngineLoop(self.stages, config, lambda client, event: self.events.append(event), lambda: self.now_s)
+        self.watch()
+
+    def watch(self) -> None:
+        self._awake = self.loop._resting.awake
+        self.loop._resting.awake = self.awake  # type: ignore[method-assign]
+
+    def awake(self, now_s: float) -> list[Utterance]:
+        """Who is, once it is clear that nobody rests for whom something would be done, and that what is known of the others holds."""
+        scheduler, ahead_s, streams = self.loop.scheduler, self.loop.config.ahead_s, len(self.loop._active)
+        awake = self._awake(now_s)
+        known = scheduler.survey(now_s, awake, ahead_s, streams)
+        everyone = [voice.utterance for voice in self.loop._active.values()]
+        found = [u.work for u in everyone]
+        for u in everyone:
+            u.work = None
+        fresh = scheduler.survey(now_s, everyone, ahead_s, streams)
+        for u, work in zip(everyone, found, strict=True):
+            u.work = work
+        assert all(item.due_s > now_s + 0.9 * ahead_s for item in fresh if item.utterance not in awake), "somebody rests who needs something"
+        assert {item.utterance: item[:-2] for item in known} == {item.utterance: item[:-2] for item in fresh if item.utterance in awake}
+        return awake
 
     def open(self, number: int, text: str | None = None, *, finish: bool = True, client: bytes = ME, **fields: object) -> None:
         self.loop.handle(client, Open(self.loop.epoch, number, SpeechRequest(**{"max_frames": 12, **fields})), self.now_s)  # type: ignore[arg-type]
@@ -628,3 +678,36 @@ def test_whatever_happens_when_everything_is_freed_and_everyone_answered_once(vd
             each.loop.open_tokens(number, prefix, (), Sampling(greedy=True), 3, each.now_s, text=[5, 6, 7], last=True)
             each.run(5.0)
         assert np.array_equal(fresh.pcm(number), again.pcm(number))
+
+
+@pytest.mark.parametrize("kind", [Stages, LateStages])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_known_of_an_utterance_holds_whatever_happens_to_it(vd: Checkpoint, seed: int, kind: type[Stages]) -> None:
+    """`World.awake` looks at each turn: nobody rests who needs something, and nothing known is out of date."""
+    chance = random.Random(seed)
+    w = World(vd, kind, ahead_s=0.4, credit_s=0.8, slots=4, prefill_rows=8)
+    opened = 0
+    for _ in range(600):
+        what = chance.choices(["turns", "wait", "report", "credit", "append", "finish", "open"], [60, 8, 12, 8, 6, 2, 4])[0]
+        if what == "turns":
+            for _ in range(chance.randrange(1, 8)):
+                w.loop.turn(w.now_s)
+                w.now_s += 0.001
+        elif what == "wait":
+            w.now_s += chance.choice([0.01, 0.1, 0.5])
+        elif what == "open" and len(w.loop._active) + len(w.loop._waiting) < 4:
+            opened += 1
+            fields = {"pace": chance.choice(["live", "live", "file"]), "max_frames": 60, "instructions": chance.choice(["", "calm " * opened])}
+            w.open(opened, TEXT, finish=chance.random() < 0.3, **fields)
+        elif w.loop._active:
+            voice = chance.choice(list(w.loop._active.values()))
+            u, epoch = voice.utterance, w.loop.epoch
+            command: Command = Append(epoch, u.number, " four five")
+            if what == "report":
+                command = Playback(epoch, u.number, round(chance.random() * u.samples_emitted), chance.random() < 0.7, True)
+            elif what == "credit":
+                command = Credit(epoch, u.number, chance.randint(u.samples_consumed, max(u.samples_consumed, u.samples_emitted)))
+            elif what == "finish":
+                command = Finish(epoch, u.number)
+            w.loop.handle(ME, command, w.now_s)
+    assert opened > 3

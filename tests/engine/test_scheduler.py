@@ -103,7 +103,7 @@ def test_a_row_without_text_waits_and_its_finished_frames_are_still_decoded() ->
     stalled.text_closed, stalled.text_issued = False, 3
     launch = pick(stalled)
     assert launch is not None and (launch.stage, launch.frames) == (Stage.CODEC, 1)
-    stalled.frames_decoded = 3
+    stalled.frames_decoded, stalled.work = 3, None
     assert pick(stalled) is None
 
 
@@ -111,7 +111,7 @@ def test_credit_stops_the_codec() -> None:
     u = utterance(1, issued=900, done=900, decoded=800, pace="file")
     u.speech_ended = True
     assert pick(u) is None
-    u.samples_consumed = 700 * FRAME
+    u.samples_consumed, u.work = 700 * FRAME, None
     launch = pick(u)
     assert launch is not None and launch.stage is Stage.CODEC
 
@@ -144,6 +144,7 @@ def test_a_slow_codec_gets_chunks_it_can_sustain() -> None:
     launch = sched.pick(100.0, [newcomer])
     assert launch is not None and launch.stage is Stage.TALKER
     newcomer.frames_issued = newcomer.frames_done = 2
+    newcomer.work = None
     launch = sched.pick(100.0, [newcomer])
     assert launch is not None and (launch.stage, launch.frames) == (Stage.CODEC, 2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import example, given, settings
@@ -49,19 +49,19 @@ ARRIVALS = st.lists(
 class Watched(Scheduler):
     """The real scheduler, each launch looked at before it leaves."""
 
-    def must_be_right(self, launch: Launch | None, work: list[ReadyWork]) -> None:
+    def must_be_right(self, now_s: float, launch: Launch | None, work: list[ReadyWork]) -> None:
         """The anchor is whom design 3.5 names, at the work it needs next."""
-        late = [item for item in work if item.utterance.has_sounded and item.slack <= 0]
+        late = [item for item in work if item.utterance.has_sounded and item.due_s <= now_s]
         silent = [item for item in work if not item.utterance.has_sounded]
-        near = [item for item in work if item.slack < self.config.ahead_s]
+        near = [item for item in work if item.due_s < now_s + self.config.ahead_s]
         if late:
             allowed = [item for item in late if item.dry_at == min(other.dry_at for other in late)]
         elif silent:
             silent = [item for item in silent if item.utterance.live] or silent
             allowed = [item for item in silent if item.utterance.arrived_s == min(other.utterance.arrived_s for other in silent)]
-            allowed = [item for item in allowed if item.stage == max(other.stage for other in allowed)]
+            allowed = [item for item in allowed if item.stage == max(other.stage or 0 for other in allowed)]
         elif near:
-            allowed = [item for item in near if item.slack == min(other.slack for other in near)]
+            allowed = [item for item in near if item.due_s == min(other.due_s for other in near)]
         else:
             allowed = [item for item in work if not item.utterance.live]
         if launch is None:
@@ -69,12 +69,14 @@ class Watched(Scheduler):
         else:
             assert any((item.utterance, item.stage, item.frames) == (launch.rows[0], launch.stage, launch.frames) for item in allowed)
 
-    def pick(self, now_s: float, utterances: Iterable[Utterance]) -> Launch | None:
-        everyone = list(utterances)
+    def pick(self, now_s: float, utterances: Sequence[Utterance], streams: int | None = None) -> Launch | None:
         # Before the pick, which learns from it how many rows are usual.
-        work = self.survey(now_s, everyone)
-        launch = super().pick(now_s, everyone)
-        self.must_be_right(launch, work)
+        work = self.survey(now_s, utterances)
+        for u in utterances:
+            u.work = None
+        assert work == self.survey(now_s, utterances), "what was found before no longer holds"
+        launch = super().pick(now_s, utterances, streams)
+        self.must_be_right(now_s, launch, work)
         if launch is not None:
             assert 1 <= len(launch.rows) <= CONFIG.buckets[-1]
             assert len({id(u) for u in launch.rows}) == len(launch.rows)

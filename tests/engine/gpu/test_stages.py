@@ -65,6 +65,7 @@ class GpuWorld(World):
             stages.lateness = lateness
         self.stages = stages  # type: ignore[assignment]
         self.loop = EngineLoop(stages, config, lambda client, event: self.events.append(event), lambda: self.now_s)
+        self.watch()
 
     def say_all(self, greedy: bool) -> list[tuple[str, np.ndarray]]:
         for number, text in enumerate(TEXTS):
