@@ -1,7 +1,7 @@
 """On a GPU: which tiling of each product makes the whole frame of the Code Predictor, or step of the Talker, quickest.
 
 python tools/gpu_tune.py MODEL [seconds]: one product after the other, each tried inside the captured launch, since there a kernel's beginning
-runs while the one before it ends. Prints lines for TILINGS of engine/kernels/gpu/linear.py."""
+runs while the one before it ends. Prints lines for TILINGS and RESIDENT of engine/kernels/gpu/linear.py."""
 
 from __future__ import annotations
 
@@ -32,6 +32,29 @@ ONE = [
 FEW = [
     Tiling(64, 128, 4, 4), Tiling(64, 64, 4, 6), Tiling(64, 256, 4, 3), Tiling(64, 128, 4, 4, 2), Tiling(64, 128, 4, 4, 4), Tiling(64, 64, 4, 6, 4),
 ]  # fmt: skip
+RESIDENT = [1, 2, 3, 4, 6]
+"""How many programs share the inputs of a product whose weights wait in shared memory (engine/kernels/gpu/resident.py)."""
+Choice = Tiling | int
+"""A tiling, or that number."""
+
+
+def choices(rows: int, inputs: int, outputs: int) -> list[Choice]:
+    if rows == 1:
+        return [tiling for tiling in ONE if tiling.depth <= power_of_two(inputs)]
+    shared = [splits for splits in RESIDENT if inputs % (256 * splits) == 0 and inputs // splits <= 1024]
+    return [*(tiling for tiling in FEW if tiling.splits == 1 or inputs > outputs // 2), *shared]
+
+
+def choose(key: tuple[int, int, int], choice: Choice) -> None:
+    if isinstance(choice, int):
+        linear.RESIDENT[key] = choice
+    else:
+        linear.RESIDENT.pop(key, None)
+        linear.TILINGS[key] = choice
+
+
+def shown(choice: Choice) -> str:
+    return f"resident {choice}" if isinstance(choice, int) else str(tuple(vars(choice).values()))
 
 
 class Tuner:
@@ -67,21 +90,19 @@ class Tuner:
         print(f"{stage.name.lower()}, {rows} rows: {best:.3f} ms", flush=True)
         for inputs, outputs in shapes:
             key = linear.padded(rows), inputs, outputs
-            tried = []
-            for tiling in ONE if rows == 1 else FEW:
-                if time.monotonic() - BEGAN > BUDGET_S or tiling.depth > power_of_two(inputs) or (tiling.splits > 1 and inputs <= outputs // 2):
+            tried: list[tuple[float, str]] = []
+            for choice in choices(rows, inputs, outputs):
+                if time.monotonic() - BEGAN > BUDGET_S:
                     continue
-                before = linear.TILINGS.get(key)
-                linear.TILINGS[key] = tiling
+                before = dict(linear.TILINGS), dict(linear.RESIDENT)
+                choose(key, choice)
                 took = self.ms(stage, rows)
-                tried.append((took, (tiling.matrix_rows, tiling.depth, tiling.warps, tiling.stages, tiling.splits)))
+                tried.append((took, shown(choice)))
                 if took < best:
                     best = took
-                elif before is None:
-                    del linear.TILINGS[key]
                 else:
-                    linear.TILINGS[key] = before
-            print(f"  {key}: {linear.TILINGS.get(key)}; " + ", ".join(f"{t} {ms:.3f}" for ms, t in sorted(tried)), flush=True)
+                    linear.TILINGS, linear.RESIDENT = before
+            print(f"  {key}: " + ", ".join(f"{what} {ms:.3f}" for ms, what in sorted(tried)), flush=True)
         print(f"{stage.name.lower()}, {rows} rows: {best:.3f} ms", flush=True)
 
 
@@ -95,6 +116,7 @@ def main() -> None:
     print(f"{time.monotonic() - BEGAN:.0f} s", flush=True)
     for key, t in sorted(linear.TILINGS.items()):
         print(f"    {key}: Tiling({t.matrix_rows}, {t.depth}, {t.warps}, {t.stages}, {t.splits}),")
+    print(f"    {linear.RESIDENT}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ A launch is: the vector to the device, the graph, its results to pinned memory, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +92,7 @@ class Launcher:
         self._on_device(work, bucket)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             results = self._on_device(work, bucket)
         self._captured[name, bucket] = graph, results
 
@@ -153,6 +155,18 @@ class Launcher:
             arrays.append(home.numpy())
             offset += -(-size // 16) * 16
         return tuple(arrays)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Inside, Python collects no garbage: graphs of an engine that is gone may be among it, and to destroy one breaks a capture off."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _event() -> torch.cuda.Event:

@@ -91,11 +91,12 @@ def frame_attention_kernel(
     cache = (r * GROUPS + group) * CAPACITY * WIDTH
     before = (t < position)[:, None]
     lines = cache + t[:, None] * WIDTH
-    await_previous(PDL)
+    # What earlier passes left in the cache is there: of all kernels before this one only the last may still run, and that makes qkv alone.
     if not FIRST:
-        k1 = tl.load(keys + lines + i, mask=before, other=0.0)
-        k2 = tl.load(keys + lines + HALF + i, mask=before, other=0.0)
-        v = tl.load(values + lines + d, mask=before, other=0.0)
+        k1 = tl.load(keys + lines + i, mask=before, other=0.0, cache_modifier=".cg")
+        k2 = tl.load(keys + lines + HALF + i, mask=before, other=0.0, cache_modifier=".cg")
+        v = tl.load(values + lines + d, mask=before, other=0.0, cache_modifier=".cg")
+    await_previous(PDL)
     row = qkv + tl.where(FIRST, rows + r, r) * LINE
     q1, q2 = turned(row + (group * SHARE + h) * WIDTH, mine, qw1, qw2, c, s, eps, i, WIDTH)
     own1, own2 = turned(row + (SHARE * GROUPS + group + one) * WIDTH, one == 0, kw1, kw2, c, s, eps, i, WIDTH)

@@ -19,7 +19,7 @@ from engine.kernels.gpu import by_kernel, power_of_two
 GREEDY, PENALTY = 6, 8
 _GOLDEN, _FIRST, _SECOND = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _WIDTH = 1024
-_TALKER_WARPS, _PREDICTOR_WARPS = 16, 16
+_TALKER_WARPS, _PREDICTOR_WARPS = 16, 8
 
 
 def talker_sample(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.kernels.gpu import dependent, resident
 from engine.kernels.gpu import linear as linear_module
 from engine.kernels.gpu.linear import (
     Tiling,
@@ -75,6 +76,28 @@ def test_tilings(size: tuple[int, int], rows: int, tiling: Tiling, monkeypatch: 
         assert torch.equal(linear_add(x, weight[:outputs], residual.clone()), first)
     close(first, residual.double() + x.double() @ weight[:outputs].double().T)
     close(norm_gate_up(x, EPS, weight), gated(normed(x) @ weight.double().T))
+
+
+@pytest.mark.skipif(not resident.usable(random(2, 8, dtype=torch.bfloat16)), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("rows", [2, 9, 16, 31, 32])
+@pytest.mark.parametrize(("inputs", "outputs", "splits"), [(512, 256, 1), (512, 192, 2), (1536, 128, 3)])
+def test_resident(inputs: int, outputs: int, splits: int, rows: int, pdl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in shared memory before the rows are there: the same products, again and again, whoever the neighbours are."""
+    monkeypatch.setitem(linear_module.RESIDENT, (linear_module.padded(rows), inputs, outputs), splits)
+    x, bias, residual = random(rows, inputs, dtype=torch.bfloat16), random(outputs, dtype=torch.bfloat16), random(rows, outputs, dtype=torch.bfloat16)
+    weight = random(2 * outputs, inputs, dtype=torch.bfloat16) / inputs**0.5
+    one = weight[:outputs]
+    exact, right = x.double() @ one.double().T, normed(x)
+    with dependent(pdl):
+        for _ in range(3):
+            close(linear(x, one, bias, torch.full_like(residual, torch.nan)), exact + bias.double())
+            close(linear_add(x, one, residual.clone()), exact + residual.double())
+            close(norm_linear(x, EPS, one), right @ one.double().T)
+            close(norm_gate_up(x, EPS, weight), gated(right @ weight.double().T))
+        first = norm_gate_up(x, EPS, weight)
+        x[0] = torch.nan
+        assert torch.equal(norm_gate_up(x, EPS, weight)[1:], first[1:])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
