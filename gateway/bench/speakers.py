@@ -96,10 +96,11 @@ class HttpSpeaker:
 
 @dataclass(eq=False)
 class Session:
-    """An open session of the native protocol, and who hears it by WebRTC."""
+    """An open session of the native protocol, who hears it by WebRTC, and when all that was spoken in it will have been heard."""
 
     socket: aiohttp.ClientWebSocketResponse
     ear: Ear | None = None
+    heard_s: float = 0.0
 
     async def close(self) -> None:
         await self.socket.close()
@@ -117,9 +118,12 @@ class SocketSpeaker:
         self._session: Session | None = None
 
     async def prepare(self) -> None:
-        """A session that is set up, from those that are idle or a new one."""
-        while self._session is None and self._idle:
-            session = self._idle.pop()
+        """A session that is set up, from those that are idle or a new one. Where something is still to be heard, the next text would be
+        spoken to somebody who listens to the one before."""
+        silent = [session for session in self._idle if session.heard_s <= time.monotonic()]
+        while self._session is None and silent:
+            session = silent.pop()
+            self._idle.remove(session)
             if session.socket.closed:
                 await session.close()
             else:
@@ -161,6 +165,7 @@ class SocketSpeaker:
             kept = await self._hear(session, outcome, listener)
             if kept:
                 await writing
+                session.heard_s = listener.dry_s
                 self._idle.append(session)
         finally:
             writing.cancel()

@@ -174,7 +174,11 @@ async def test_an_engine_without_room_is_a_refusal(gateway: Client, engine: Stan
     assert "64 utterances are waiting" in result.outcomes[0].why
 
 
-async def test_a_session_is_kept_for_the_next_text(gateway: Client, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("every_s", "sessions"), [(3.0, 1), (0.5, 2)])
+async def test_a_session_is_kept_for_the_next_text_once_the_last_has_been_heard(
+    gateway: Client, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch, every_s: float, sessions: int
+) -> None:
+    """TEXT takes 1.3 s to be heard: a second one after half a second would wait in its session for the listener to be done with the first."""
     engine.frame_s = 0.001
     opened: list[str] = []
     connect = aiohttp.ClientSession.ws_connect
@@ -184,9 +188,9 @@ async def test_a_session_is_kept_for_the_next_text(gateway: Client, engine: Stan
         return connect(self, url, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(aiohttp.ClientSession, "ws_connect", counted)
-    share = Share(Target(url(gateway), "socket"), time.monotonic(), [Request(n, 2.0 * n, TEXT) for n in range(2)])
+    share = Share(Target(url(gateway), "socket"), time.monotonic(), [Request(n, every_s * n, TEXT) for n in range(2)])
     result = await run_share(share)
-    assert [outcome.status for outcome in result.outcomes] == ["ok", "ok"] and len(opened) == 1
+    assert [outcome.status for outcome in result.outcomes] == ["ok", "ok"] and len(opened) == sessions
 
 
 async def test_an_unknown_voice_fails_with_what_the_gateway_said(gateway: Client) -> None:
