@@ -27,6 +27,8 @@ SUSTAINED = 0.8
 EARLY = 2
 # Share of a frame's duration in which the codec should have decoded a frame of every stream.
 CODEC_SHARE = 0.25
+# How often costs are looked at.
+NEEDS_S = 0.005
 # Costs that differ by no more than this share are the same.
 CHANGED = 0.1
 
@@ -152,7 +154,8 @@ class Scheduler:
         self.usual_rows = 1.0
         self.host_s = 0.0
         """What a launch usually takes the host, which has nothing else to do."""
-        self._needs: Needs | None = None
+        self._needs = Needs(0.0, 0.0, dict.fromkeys((config.first_frames, *config.chunk_frames), 0.0), 1, config.chunk_frames[0], (), 0.0)
+        self._needs_s = -math.inf
 
     def pick(self, now_s: float, utterances: Sequence[Utterance], streams: int | None = None) -> Launch | None:
         """The next launch, or None if nothing is ready or everyone is far enough ahead. There are so many `streams`, if not only those that
@@ -170,7 +173,10 @@ class Scheduler:
         """What each utterance needs next, of those for which something can be done and whose slack is less than `within_s`, and of downloads.
 
         At 800 streams nearly all of it was found before, and holds."""
-        needs = self._needs_now(len(utterances) if streams is None else streams)
+        if not 0.0 <= now_s - self._needs_s < NEEDS_S:
+            self._needs_s = now_s
+            self._reckon(len(utterances) if streams is None else streams)
+        needs = self._needs
         due_s, found, inf = now_s + within_s, self._find, math.inf
         work: list[ReadyWork] = []
         add = work.append
@@ -238,8 +244,8 @@ class Scheduler:
         # What its own constructor does, at half the cost.
         return tuple.__new__(ReadyWork, (u, stage, frames, dry_at, due_s, sounded, undecoded, also, until_s, needs))
 
-    def _needs_now(self, streams: int) -> Needs:
-        """What was found about utterances holds as long as costs stay about the same."""
+    def _reckon(self, streams: int) -> None:
+        """What work takes now. What was found about utterances holds as long as costs stay about the same."""
         rows, estimate = self._rows(), self.costs.estimate
         least = self.least_chunk()
         first = max(self.config.first_frames, least)
@@ -248,9 +254,8 @@ class Scheduler:
         codec_s = {size: estimate(Stage.CODEC, rows, size) for size in (smallest, *larger, first)}
         early_s = EARLY * self._share(streams, Stage.CODEC, streams, smallest) if streams > self.most_rows(Stage.CODEC) else 0.0
         fresh = Needs(self._frame_cost_s(rows), estimate(Stage.PREFILL, 1), codec_s, first, smallest, tuple(reversed(larger)), early_s)
-        if self._needs is None or not fresh.about(self._needs):
+        if not fresh.about(self._needs):
             self._needs = fresh
-        return self._needs
 
     def least_chunk(self) -> int:
         """The smallest chunk that is played no faster than the next can be made: on a slow device a codec launch of one frame
@@ -306,7 +311,7 @@ class Scheduler:
         return self.costs.estimate(Stage.TALKER, rows) + self.costs.estimate(Stage.PREDICTOR, rows)
 
     def _anchor(self, now_s: float, work: list[ReadyWork]) -> ReadyWork | None:
-        late_s = now_s + (self._needs.early_s if self._needs else 0.0)
+        late_s = now_s + self._needs.early_s
         late = [item for item in work if item.due_s <= late_s and item.sounded]
         if late:
             return min(late, key=attrgetter("dry_at"))
