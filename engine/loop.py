@@ -65,7 +65,7 @@ REHEARSAL_FRAMES = 8
 ONSET_SHARE = 0.1
 # Weight of the latest launch in what a launch usually takes the host.
 HOST_SHARE = 0.05
-# So many rows of the Talker go on to the Code Predictor at once.
+# So many rows of the Talker go on to the Code Predictor without another look.
 PAIRED_ROWS = 64
 TRACE_LAUNCHES = 10_000
 # Seconds of speech a character usually takes.
@@ -91,6 +91,7 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._flights: deque[Flight] = deque()
+        self._talked: list[Utterance] = []
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
         self._resting = Resting(config.ahead_s)
@@ -184,19 +185,27 @@ class EngineLoop:
             self._free_at_s = began_s
         self._admit(now_s)
         self._close_stalled(now_s)
-        awake = self._resting.awake(now_s)
-        launch = self.scheduler.pick(now_s, awake, len(self._active))
-        self._resting.settle(now_s, awake)
+        launch = self._following()
         if launch is None:
-            self._free_at_s = None
-            return 0.0 if self._flights else self._next_due(now_s, awake)
+            awake = self._resting.awake(now_s)
+            launch = self.scheduler.pick(now_s, awake, len(self._active))
+            self._resting.settle(now_s, awake)
+            if launch is None:
+                self._free_at_s = None
+                return 0.0 if self._flights else self._next_due(now_s, awake)
         with self._supervised(launch):
             self._launch(launch)
-            if launch.stage is Stage.TALKER and self.stages.depth > 1 and len(launch.rows) >= PAIRED_ROWS:
-                # What comes next is plain, and to look at hundreds of streams once more takes longer than the launch.
-                self._launch(Launch(Stage.PREDICTOR, launch.rows, 1))
+        if launch.stage is Stage.TALKER and self.stages.depth > 1 and len(launch.rows) >= PAIRED_ROWS:
+            self._talked = launch.rows
         self._retire_done()
         return 0.0
+
+    def _following(self) -> Launch | None:
+        """What comes after many rows of the Talker is plain: their Code Predictor. To look at hundreds of streams for it takes longer than
+        the launch."""
+        rows = [u for u in self._talked if u.predictor_ready and (voice := self._active.get((u.client, u.number))) and voice.utterance is u]
+        self._talked = []
+        return Launch(Stage.PREDICTOR, rows, 1) if rows else None
 
     def drop_client(self, client: bytes) -> None:
         """A client has gone: forget its utterances."""

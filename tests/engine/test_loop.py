@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine.config import LATENCY
 from engine.errors import DeviceLost
+from engine.flight import TraceEntry
 from engine.loop import EngineLoop
 from engine.messages import (
     Append,
@@ -711,3 +713,23 @@ def test_what_is_known_of_an_utterance_holds_whatever_happens_to_it(vd: Checkpoi
                 command = Finish(epoch, u.number)
             w.loop.handle(ME, command, w.now_s)
     assert opened > 3
+
+
+def test_many_rows_of_the_talker_go_on_to_the_code_predictor_at_once(vd: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And say what they say when each launch is chosen by itself."""
+
+    def said(paired_rows: int) -> tuple[list[bytes], list[TraceEntry]]:
+        monkeypatch.setattr("engine.loop.PAIRED_ROWS", paired_rows)
+        w = World(vd, LateStages)
+        for number in range(4):
+            w.open(number, TEXT, sampling=Sampling(seed=number))
+        w.run()
+        return [w.pcm(number).tobytes() for number in range(4)], list(w.loop.trace)
+
+    apart, _ = said(1000)
+    together, trace = said(2)
+    assert together == apart and all(apart)
+    for entry, following in itertools.pairwise(trace):
+        if entry.stage is Stage.TALKER and len(entry.rows) >= 2:
+            assert (following.stage, following.rows) == (Stage.PREDICTOR, entry.rows)
+    assert sum(entry.stage is Stage.TALKER and len(entry.rows) >= 2 for entry in trace) > 5

@@ -164,3 +164,43 @@ def test_a_bucket_half_full_of_padding_is_not_taken_where_it_costs_more_than_a_s
             sched.costs.record(Stage.TALKER, size, 1, seconds)
         launch = sched.pick(100.0, streams)
         assert launch is not None and len(launch.rows) == rows
+
+
+def crowd(count: int) -> list[Utterance]:
+    """Live listeners with a second in hand each, all of whose frames are made and wait for the codec."""
+    return [utterance(n, issued=60, done=60, decoded=50, dry_s=101.0 + 0.001 * n) for n in range(count)]
+
+
+def test_of_a_crowd_somebody_who_is_listened_to_goes_before_newcomers_ahead_of_time() -> None:
+    """Of hundreds there is always a newcomer: whoever waited for a moment without one would be served too late."""
+    for others, first in ((2, 1000), (40, 1001)):
+        newcomer, nearly = utterance(1000), utterance(1001, issued=60, done=60, decoded=50, dry_s=100.14)
+        launch = pick(*crowd(others), newcomer, nearly)
+        assert launch is not None and launch.rows[0].number == first
+
+
+def test_a_crowd_is_decoded_in_chunks_that_leave_the_device_time_for_the_rest() -> None:
+    sched = scheduler()
+    late = [utterance(n, issued=60, done=60, decoded=50, dry_s=100.0) for n in range(60)]
+    for streams, frames in ((8, 1), (60, 4)):
+        launch = sched.pick(100.0 + streams, late[:streams])
+        assert launch is not None and (launch.stage, launch.frames) == (Stage.CODEC, frames)
+
+
+def test_what_a_launch_takes_the_host_is_part_of_the_load() -> None:
+    sched = scheduler()
+    device = sched.load(8)
+    assert 0.0 < device < 1.0
+    sched.host_s = 0.05
+    assert sched.load(8) > 1.0
+
+
+def test_who_is_late_takes_company_at_a_little_of_its_time_and_a_newcomer_at_less() -> None:
+    costs = StageCosts(CONFIG.buckets)
+    for stage in (Stage.TALKER, Stage.PREDICTOR, Stage.CODEC):
+        for rows, seconds in ((1, 0.001), (2, 0.0015), (4, 0.002), (8, 0.0038)):
+            costs.record(stage, rows, 1, seconds)
+    for dry_s, rows in ((99.9, 8), (None, 4)):
+        first = utterance(0, issued=50, done=50, decoded=50, dry_s=dry_s) if dry_s is not None else utterance(0)
+        launch = Scheduler(CONFIG, costs, RATE, FRAME).pick(100.0, [first, *(utterance(n, arrived_s=1.0) for n in range(1, 8))])
+        assert launch is not None and launch.stage is Stage.TALKER and launch.rows[0] is first and len(launch.rows) == rows
