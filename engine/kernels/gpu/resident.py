@@ -6,12 +6,15 @@ engine has brought them by then. Triton proper cannot say so; Gluon, its lower l
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.kernels import gpu
+
+log = logging.getLogger(__name__)
 
 gluon: Any
 gl: Any
@@ -32,14 +35,24 @@ except ImportError:
 
 _TILE, _CHUNK, _MOST = 64, 256, 32
 """Weight rows of a program, inputs that arrive together, and rows of x at most."""
+TRIED_WITH = "3.6."
+"""Gluon is not settled: with another Triton what is written here may not compile."""
 _hopper: dict[torch.device, bool] = {}
 
 
 def usable(x: Tensor) -> bool:
     """Whether products of these rows can be made here."""
     if x.device not in _hopper:
-        _hopper[x.device] = gluon is not None and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+        _hopper[x.device] = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9 and _tried()
     return _hopper[x.device] and x.dtype == torch.bfloat16 and 1 < len(x) <= _MOST
+
+
+def _tried() -> bool:
+    version = "" if gpu.triton is None else str(gpu.triton.__version__)
+    tried = gluon is not None and version.startswith(TRIED_WITH)
+    if not tried:
+        log.warning("Triton %s: products of 2 to 32 rows by slower kernels, as the quicker ones were tried with %sx only", version, TRIED_WITH)
+    return tried
 
 
 def launch(

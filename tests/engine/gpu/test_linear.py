@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
+from engine.kernels import gpu
 from engine.kernels.gpu import dependent, resident
 from engine.kernels.gpu import linear as linear_module
 from engine.kernels.gpu.linear import (
@@ -128,3 +131,13 @@ def test_every_element_is_written() -> None:
         x, weight = random(rows, 64), random(70, 64)
         assert linear(x, weight.to(x.device), None).isfinite().all()
         assert linear_add(x, weight, residual.to(x.device)).isnan().all(), "the residual is read"
+
+
+@pytest.mark.parametrize(("version", "tried"), [("3.6.0", True), ("3.7.1", False)])
+def test_another_triton_gets_the_slower_kernels_and_the_log_says_so(
+    version: str, tried: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gpu, "triton", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(resident, "gluon", object())
+    assert resident._tried() is tried
+    assert (version in caplog.text) is not tried
