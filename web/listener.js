@@ -195,6 +195,7 @@ export class Listener {
 
   /** @param {any} event */
   #follow(event) {
+    if (event.type === "hold" && "jitterBufferTarget" in this.#receiver) this.#receiver.jitterBufferTarget = event.target_ms;
     if (event.type === "utterance.started") this.#sounding.add(event.utterance);
     if (event.type === "utterance.done" || event.type === "utterance.cancelled") this.#sounding.delete(event.utterance);
     if (!this.follows) return;

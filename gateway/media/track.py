@@ -17,6 +17,7 @@ from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from gateway.media.pacer import LEAD_S, RTP_RATE, RTP_WRAP, Pacer
 from gateway.media.playhead import Packet
+from gateway.media.reserve import Reserve
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,13 @@ class OpusTrack(MediaStreamTrack):
 
     kind = "audio"
 
-    def __init__(self, line: OpusLine, lead_s: float = LEAD_S) -> None:
+    def __init__(self, line: OpusLine, reserve: Reserve, lead_s: float = LEAD_S) -> None:
         super().__init__()
         self.wire_time: Callable[[], int] | None = None
         """The RTP timestamp of the packet that was sent last; aiortc adds a random number to ours, and tells nobody."""
         self._line = line
+        self._reserve = reserve
+        self._in_speech = False
         self._pacer = Pacer(time.monotonic(), lead_s)
         self._gap = False
         self._last: int | None = None
@@ -60,7 +63,8 @@ class OpusTrack(MediaStreamTrack):
             # Sleeps even when late, so that a burst or an overloaded loop lets others run.
             await asyncio.sleep(max(planned.due_s - now_s, 0))
             # The listener still has its lead: a packet that comes within it is not late.
-            await self._line.next_by(planned.due_s + self._pacer.lead_s)
+            spare_s = self._pacer.lead_s + self._line.playout.spare_s(now_s)
+            await self._line.next_by(planned.due_s + spare_s, planned.due_s + self._reserve.patience_s(now_s))
             now_s = time.monotonic()
             slot = self._pacer.slot(now_s)
             if self._origin is None and self._last is not None and self.wire_time is not None:
@@ -71,6 +75,10 @@ class OpusTrack(MediaStreamTrack):
             self._pacer.sent(slot)
             self._last = slot.rtp_time
             self._watch(packet, slot.starts_spurt and not planned.starts_spurt)
+            if packet is not None and not self._in_speech and (more_s := self._reserve.lacks_s(now_s)) > 0.0:
+                self._pacer.hurry(more_s)
+                self._line.playout.hurried(more_s)
+            self._in_speech = packet is not None
             ready = av.Packet(SILENCE if packet is None else packet.payload)
             ready.pts = slot.rtp_time
             ready.time_base = _TIME_BASE
