@@ -3,18 +3,20 @@ out a stall. Pure; times are monotonic seconds.
 
 A browser plays between its jitterBufferTarget and a packet more behind the promptest packet of the last two seconds, and leaves sound alone
 in there. So when speech begins as much more is sent at once as it lacks, and it is told to hold what it then has; behind the speech it is told to
-hold little again, and passes over silence until it does. Its own estimate of the network may make it hold more, at any time."""
+hold little again, and passes over silence, 40 ms of it a second, until it does. Its own estimate of the network may make it hold more at any time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 MOST_MORE_S = 0.06
 """So much is sent at once at most when speech begins: an engine has made it by then."""
 FADES_S = 0.25
 """After speech has been heard to its end, as far as that is known, before the listener may pass over anything."""
-STEADY_S = 0.01
-"""Depths of two reports that lie no further apart are those of a receiver that is neither filling up nor running down."""
+STEADY_S = 0.012
+"""Depths of two reports that lie no further apart are those of a receiver that passes over silence at most. One that has more or less than
+that in its next report has not been understood."""
 FRESH_S = 0.5
 """A report older than this says nothing of what the listener holds now."""
 STEP_S = 0.005
@@ -27,42 +29,54 @@ a browser hold more by itself."""
 
 class Reserve:
     """One listener's, from its first report to its last. `speech_s` is what it was told to hold when it connected; without a listener that
-    does as it is told, that is how it stays."""
+    does as it is told, that is how it stays. `tell` is called with what it is to hold from now on."""
 
-    def __init__(self, quiet_s: float, speech_s: float) -> None:
+    def __init__(self, quiet_s: float, speech_s: float, tell: Callable[[float], None]) -> None:
         self._speech_s = speech_s
-        self._quiet_s = min(max(quiet_s, speech_s - MOST_MORE_S), speech_s)
+        self._quiet_s = min(max(quiet_s, round(speech_s - MOST_MORE_S, 6)), speech_s)
+        self._tell = tell
         self._told_s = speech_s
         self._depth_s = 0.0
         self._as_told = self._steady = False
         self._reported_s = self._sounded_s = float("-inf")
 
-    def report(self, target_s: float | None, depth_s: float, sounding: bool, now_s: float) -> float | None:
+    def report(self, target_s: float | None, depth_s: float, sounding: bool, now_s: float) -> None:
         """The listener's word for what it was told to hold and how long what it played lately had waited there (0: it played nothing);
-        `sounding`: there is speech that it has not heard yet. Returns what it is to be told to hold, None if that is what it was told."""
+        `sounding`: there is speech that it has not heard yet."""
         as_told = target_s is not None and abs(target_s - self._told_s) < STEP_S / 2 and depth_s > 0.0
         self._steady = as_told and self._as_told and abs(depth_s - self._depth_s) <= STEADY_S
         self._as_told, self._depth_s, self._reported_s = as_told, depth_s, now_s
         if sounding:
             self._sounded_s = now_s
-            # Never more than it holds: it would stretch speech until it does. Never less in one spurt: it would hurry.
-            wanted_s = min(self._speech_s, math.floor(depth_s * 1000) / 1000) if as_told else self._told_s
-        else:
-            wanted_s = self._quiet_s if now_s - self._sounded_s >= FADES_S else self._told_s
-        if wanted_s >= self._told_s + STEP_S or (wanted_s < self._told_s and not sounding):
-            self._told_s = wanted_s
-            return wanted_s
-        return None
+            if as_told:
+                self._raise(depth_s)
+        elif now_s - self._sounded_s >= FADES_S and self._told_s > self._quiet_s:
+            self._told_s = self._quiet_s
+            self._tell(self._told_s)
 
-    def lacks_s(self, now_s: float) -> float:
+    def begin(self, now_s: float) -> float:
         """Speech begins: how much more than before is to be sent ahead. 0 where it is not known what the listener holds."""
-        if not self._known(now_s) or self._told_s > self._quiet_s:
-            return 0.0
-        return min(max(self._speech_s - self._depth_s, 0.0), MOST_MORE_S)
+        lacks_s = 0.0
+        if self._fresh(now_s) and self._told_s == self._quiet_s < self._speech_s:
+            if self._steady:
+                lacks_s = min(max(self._speech_s - self._depth_s, 0.0), MOST_MORE_S)
+            # It may be passing over silence just now, and is to be done with that before the first word is played.
+            self._raise(self._depth_s - STEADY_S)
+        self._sounded_s = now_s
+        return lacks_s
 
     def patience_s(self, now_s: float) -> float:
         """How long a packet of silence may be held back where the first of speech may come instead."""
-        return min(max(self._depth_s - LEAST_DEPTH_S, 0.0), MOST_HELD_BACK_S) if self._known(now_s) else 0.0
+        if not self._fresh(now_s):
+            return 0.0
+        return min(max(self._depth_s - LEAST_DEPTH_S, 0.0), MOST_HELD_BACK_S)
 
-    def _known(self, now_s: float) -> bool:
-        return self._steady and now_s - self._reported_s < FRESH_S
+    def _raise(self, to_s: float) -> None:
+        """Tell it to hold more, but never more than it does: it would stretch speech until it did. Nor ever less in speech: it would hurry."""
+        wanted_s = min(self._speech_s, math.floor(to_s * 1000) / 1000)
+        if wanted_s >= self._told_s + STEP_S:
+            self._told_s = wanted_s
+            self._tell(wanted_s)
+
+    def _fresh(self, now_s: float) -> bool:
+        return now_s - self._reported_s < FRESH_S

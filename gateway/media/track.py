@@ -36,7 +36,7 @@ class OpusTrack(MediaStreamTrack):
         self.wire_time: Callable[[], int] | None = None
         """The RTP timestamp of the packet that was sent last; aiortc adds a random number to ours, and tells nobody."""
         self._line = line
-        self._reserve = reserve
+        self.reserve = reserve
         self._in_speech = False
         self._pacer = Pacer(time.monotonic(), lead_s)
         self._gap = False
@@ -64,7 +64,7 @@ class OpusTrack(MediaStreamTrack):
             await asyncio.sleep(max(planned.due_s - now_s, 0))
             # The listener still has its lead: a packet that comes within it is not late.
             spare_s = self._pacer.lead_s + self._line.playout.spare_s(now_s)
-            await self._line.next_by(planned.due_s + spare_s, planned.due_s + self._reserve.patience_s(now_s))
+            await self._line.next_by(planned.due_s + spare_s, planned.due_s + self.reserve.patience_s(now_s))
             now_s = time.monotonic()
             slot = self._pacer.slot(now_s)
             if self._origin is None and self._last is not None and self.wire_time is not None:
@@ -75,7 +75,7 @@ class OpusTrack(MediaStreamTrack):
             self._pacer.sent(slot)
             self._last = slot.rtp_time
             self._watch(packet, slot.starts_spurt and not planned.starts_spurt)
-            if packet is not None and not self._in_speech and (more_s := self._reserve.lacks_s(now_s)) > 0.0:
+            if packet is not None and not self._in_speech and (more_s := self.reserve.begin(now_s)) > 0.0:
                 self._pacer.hurry(more_s)
                 self._line.playout.hurried(more_s)
             self._in_speech = packet is not None

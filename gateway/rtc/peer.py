@@ -50,7 +50,6 @@ class Peer:
         self.feedback = Feedback(line.playout)
         self.target_s = USUAL_TARGET_S
         """How much sound the listener is to hold; it is sent as far ahead, from the first packet to the last."""
-        self._reserve = Reserve(self.target_s, self.target_s)
         self._line = line
         self._config = config
         self._gone = gone
@@ -81,8 +80,8 @@ class Peer:
         self._ufrags = ufrags(offer)
         if most_s is not None:
             self.target_s = min(self._config.client_lead_s, most_s)
-        self._reserve = Reserve(self._config.quiet_lead_s, self.target_s)
-        track = self._track = OpusTrack(self._line, self._reserve, lead_for(self.target_s))
+        reserve = Reserve(self._config.quiet_lead_s, self.target_s, self._tell_target)
+        track = self._track = OpusTrack(self._line, reserve, lead_for(self.target_s))
         track.add_listener("ended", self._over.set)
         sender = self._sender = self._connection.addTrack(track)
         # aiortc has no name for it that is public; the pinned version keeps it for its sender reports.
@@ -212,13 +211,11 @@ class Peer:
         refusal = self.feedback.take(stats, rtp_time, now_s)
         self._line.pause(self._track, self.feedback.pause)
         if refusal is None and self.feedback.pause is None:
-            self._adjust(stats, now_s)
+            target_s = None if stats.target_ms is None else stats.target_ms / 1000
+            self._track.reserve.report(target_s, stats.buffer_ms / 1000, self._line.sounding(now_s), now_s)
 
-    def _adjust(self, stats: Stats, now_s: float) -> None:
-        target_s = None if stats.target_ms is None else stats.target_ms / 1000
-        told_s = self._reserve.report(target_s, stats.buffer_ms / 1000, self._line.sounding(now_s), now_s)
-        if told_s is not None:
-            self.event(Hold(round(told_s * 1000)))
+    def _tell_target(self, target_s: float) -> None:
+        self.event(Hold(round(target_s * 1000)))
 
     def _state_changed(self) -> None:
         state = self._connection.connectionState
