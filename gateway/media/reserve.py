@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 MOST_MORE_S = 0.06
 """So much is sent at once at most when speech begins: an engine has made it by then."""
-FADES_S = 0.25
+FADES_S = 0.1
 """After speech has been heard to its end, as far as that is known, before the listener may pass over anything."""
 STEADY_S = 0.012
 """Depths of two reports that lie no further apart are those of a receiver that passes over silence at most. One that has more or less than
@@ -21,10 +21,18 @@ FRESH_S = 0.5
 """A report older than this says nothing of what the listener holds now."""
 STEP_S = 0.005
 """Less is not worth telling."""
+CALM_S = 0.003
+"""And of one that passes over nothing any more."""
+BAND_S = 0.02
+"""By itself it then holds as much more than it was told, and no less."""
+MOST_LATE_S = 0.018
+"""Silence may be sent so late: a packet that is 20 ms late would make a browser hold more by itself."""
+MOST_EASED_S = 0.01
+MEMORY_S = 2.1
+"""For so long a browser remembers the promptest packet."""
 MOST_HELD_BACK_S = 0.012
-LEAST_DEPTH_S = 0.015
-"""What a listener keeps while a packet of silence is held back for a word that is on its way. A packet that is 20 ms late or more would make
-a browser hold more by itself."""
+LEAST_DEPTH_S = 0.01
+"""What a listener keeps while a packet of silence is held back for a word that is on its way."""
 
 
 class Reserve:
@@ -37,7 +45,9 @@ class Reserve:
         self._tell = tell
         self._told_s = speech_s
         self._depth_s = 0.0
-        self._as_told = self._steady = False
+        self._as_told = self._steady = self._calm = False
+        self._eased_s: float | None = None
+        """When less was sent ahead in this silence."""
         self._reported_s = self._sounded_s = float("-inf")
 
     def report(self, target_s: float | None, depth_s: float, sounding: bool, now_s: float) -> None:
@@ -45,6 +55,7 @@ class Reserve:
         `sounding`: there is speech that it has not heard yet."""
         as_told = target_s is not None and abs(target_s - self._told_s) < STEP_S / 2 and depth_s > 0.0
         self._steady = as_told and self._as_told and abs(depth_s - self._depth_s) <= STEADY_S
+        self._calm = self._steady and abs(depth_s - self._depth_s) <= CALM_S
         self._as_told, self._depth_s, self._reported_s = as_told, depth_s, now_s
         if sounding:
             self._sounded_s = now_s
@@ -62,14 +73,27 @@ class Reserve:
                 lacks_s = min(max(self._speech_s - self._depth_s, 0.0), MOST_MORE_S)
             # It may be passing over silence just now, and is to be done with that before the first word is played.
             self._raise(self._depth_s - STEADY_S)
-        self._sounded_s = now_s
+        self._sounded_s, self._eased_s = now_s, None
         return lacks_s
+
+    def ease(self, now_s: float) -> float:
+        """In silence: how much less than before is to be sent ahead, so that the listener holds what it was told, and not what it allows itself
+        beyond."""
+        over_s = self._depth_s - self._quiet_s
+        if not (self._calm and self._fresh(now_s) and self._told_s == self._quiet_s < self._speech_s and self._eased_s is None):
+            return 0.0
+        if not STEP_S <= over_s <= BAND_S:
+            return 0.0
+        less_s = min(over_s, MOST_EASED_S)
+        self._eased_s, self._depth_s, self._calm = now_s, self._depth_s - less_s, False
+        return less_s
 
     def patience_s(self, now_s: float) -> float:
         """How long a packet of silence may be held back where the first of speech may come instead."""
         if not self._fresh(now_s):
             return 0.0
-        return min(max(self._depth_s - LEAST_DEPTH_S, 0.0), MOST_HELD_BACK_S)
+        late_s = MOST_EASED_S if self._eased_s is not None and now_s - self._eased_s < MEMORY_S else 0.0
+        return min(max(self._depth_s - LEAST_DEPTH_S, 0.0), MOST_HELD_BACK_S, MOST_LATE_S - late_s)
 
     def _raise(self, to_s: float) -> None:
         """Tell it to hold more, but never more than it does: it would stretch speech until it did. Nor ever less in speech: it would hurry."""

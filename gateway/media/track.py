@@ -75,15 +75,20 @@ class OpusTrack(MediaStreamTrack):
             self._pacer.sent(slot)
             self._last = slot.rtp_time
             self._watch(packet, slot.starts_spurt and not planned.starts_spurt)
-            if packet is not None and not self._in_speech and (more_s := self.reserve.begin(now_s)) > 0.0:
-                self._pacer.hurry(more_s)
-                self._line.playout.hurried(more_s)
-            self._in_speech = packet is not None
+            self._adjust(packet is not None, now_s)
             ready = av.Packet(SILENCE if packet is None else packet.payload)
             ready.pts = slot.rtp_time
             ready.time_base = _TIME_BASE
             return ready
         raise MediaStreamError
+
+    def _adjust(self, speech: bool, now_s: float) -> None:
+        """Send more ahead from now on where speech begins, less in silence."""
+        by_s = self.reserve.begin(now_s) if speech and not self._in_speech else 0.0 if speech else -self.reserve.ease(now_s)
+        if by_s:
+            self._pacer.hurry(by_s)
+            self._line.playout.hurried(by_s)
+        self._in_speech = speech
 
     def _watch(self, packet: Packet | None, stalled: bool) -> None:
         """Count what the listener hears as a gap: the engine late in mid-utterance, or this process with a packet in hand."""

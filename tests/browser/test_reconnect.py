@@ -76,6 +76,7 @@ async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None
         pass
     sink.close()
 
+
 HELD = "peers.map((peer) => peer.getReceivers()[0].jitterBufferTarget)"
 
 

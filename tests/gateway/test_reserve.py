@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.reserve import FADES_S, FRESH_S, LEAST_DEPTH_S, MOST_HELD_BACK_S, MOST_MORE_S, STEADY_S, Reserve
+from gateway.media.reserve import FADES_S, FRESH_S, LEAST_DEPTH_S, MOST_EASED_S, MOST_HELD_BACK_S, MOST_LATE_S, MOST_MORE_S, STEADY_S, Reserve
 
 EVERY_S = 0.2
 QUIET_S, SPEECH_S = 0.02, 0.08
@@ -139,12 +139,32 @@ def test_nothing_is_sent_ahead_by_hearsay() -> None:
 
 
 def test_it_is_told_to_hold_little_only_when_speech_has_faded() -> None:
-    listening = Listening()
-    listening.pass_time(2.0, sounding=False)
-    listening.begin()
-    listening.pass_time(1.0, sounding=True)
-    ended_s = listening.now_s
-    listening.pass_time(EVERY_S, sounding=False)
-    assert listening.receiver.target_s > QUIET_S and listening.now_s - ended_s < FADES_S
-    listening.pass_time(EVERY_S, sounding=False)
-    assert listening.receiver.target_s == QUIET_S
+    told: list[float] = []
+    reserve = Reserve(QUIET_S, SPEECH_S, told.append)
+    reserve.report(SPEECH_S, 0.08, True, 1.0)
+    reserve.report(SPEECH_S, 0.08, False, 1.0 + FADES_S / 2)
+    assert told == []
+    reserve.report(SPEECH_S, 0.08, False, 1.0 + FADES_S)
+    assert told == [QUIET_S]
+
+
+def test_in_a_calm_silence_less_is_sent_ahead_once_and_again_only_after_speech() -> None:
+    reserve = Reserve(QUIET_S, SPEECH_S, lambda target_s: None)
+    eased, now_s, depth_s = [], 0.0, SPEECH_S
+    for spurt in range(2):
+        reserve.report(QUIET_S, depth_s, True, now_s)
+        for _ in range(30):
+            now_s += EVERY_S
+            depth_s = max(depth_s - 0.01, QUIET_S + 0.012) if len(eased) == spurt else depth_s
+            reserve.report(QUIET_S, depth_s, False, now_s)
+            late_s = reserve.patience_s(now_s)
+            if less_s := reserve.ease(now_s):
+                eased.append(less_s)
+                depth_s -= less_s
+                late_s = less_s + reserve.patience_s(now_s)
+            assert late_s <= MOST_LATE_S and reserve.ease(now_s) == 0.0
+        assert depth_s == pytest.approx(QUIET_S + 0.002) and len(eased) == spurt + 1
+        more_s = reserve.begin(now_s)
+        assert more_s == pytest.approx(SPEECH_S - depth_s)
+        depth_s += more_s
+    assert eased == [MOST_EASED_S] * 2
