@@ -46,6 +46,8 @@ class Reserve:
         self._told_s = speech_s
         self._depth_s = 0.0
         self._as_told = self._steady = self._calm = False
+        self._network_calm = False
+        """It does not hold more by itself, as one does where packets come late."""
         self._eased_s: float | None = None
         """When less was sent ahead in this silence."""
         self._reported_s = self._sounded_s = float("-inf")
@@ -57,6 +59,8 @@ class Reserve:
         self._steady = as_told and self._as_told and abs(depth_s - self._depth_s) <= STEADY_S
         self._calm = self._steady and abs(depth_s - self._depth_s) <= CALM_S
         self._as_told, self._depth_s, self._reported_s = as_told, depth_s, now_s
+        if self._calm and self._told_s == self._quiet_s:
+            self._network_calm = depth_s <= self._told_s + BAND_S + STEP_S
         if sounding:
             self._sounded_s = now_s
             if as_told:
@@ -90,7 +94,7 @@ class Reserve:
 
     def patience_s(self, now_s: float) -> float:
         """How long a packet of silence may be held back where the first of speech may come instead."""
-        if not self._fresh(now_s):
+        if not self._fresh(now_s) or not self._network_calm:
             return 0.0
         late_s = MOST_EASED_S if self._eased_s is not None and now_s - self._eased_s < MEMORY_S else 0.0
         return min(max(self._depth_s - LEAST_DEPTH_S, 0.0), MOST_HELD_BACK_S, MOST_LATE_S - late_s)
