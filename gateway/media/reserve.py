@@ -25,12 +25,12 @@ CALM_S = 0.003
 """And of one that passes over nothing any more."""
 BAND_S = 0.02
 """By itself it then holds as much more than it was told, and no less."""
-MOST_LATE_S = 0.018
-"""Silence may be sent so late: a packet that is 20 ms late would make a browser hold more by itself."""
+MOST_LATE_S = 0.014
+"""Silence may be sent so late: a packet that comes 20 ms late, with what the way adds, makes a browser hold 20 ms more by itself."""
 MOST_EASED_S = 0.01
 MEMORY_S = 2.1
 """For so long a browser remembers the promptest packet."""
-MOST_HELD_BACK_S = 0.012
+MOST_HELD_BACK_S = 0.01
 LEAST_DEPTH_S = 0.01
 """What a listener keeps while a packet of silence is held back for a word that is on its way."""
 
