@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 SILENCE = OpusEncoder().encode(bytes(8 * PACKET_BYTES))[-1]
 """20 ms of digital silence, as an encoder in its stride makes it: three bytes."""
+IN_HAND_S = 0.03
+"""Speech that is kept here for what the engine makes next to join, while more is sent ahead."""
 _TIME_BASE = Fraction(1, RTP_RATE)
 
 
@@ -38,6 +40,8 @@ class OpusTrack(MediaStreamTrack):
         self._line = line
         self.reserve = reserve
         self._in_speech = False
+        self._lacks_s = 0.0
+        """How much further ahead this speech is still to be sent."""
         self._pacer = Pacer(time.monotonic(), lead_s)
         self._gap = False
         self._last: int | None = None
@@ -84,7 +88,17 @@ class OpusTrack(MediaStreamTrack):
 
     def _adjust(self, speech: bool, now_s: float) -> None:
         """Send more ahead from now on where speech begins, less in silence."""
-        by_s = self.reserve.begin(now_s) if speech and not self._in_speech else 0.0 if speech else -self.reserve.ease(now_s)
+        by_s = 0.0
+        if not speech:
+            self._lacks_s = 0.0
+            by_s = -self.reserve.ease(now_s)
+        elif not self._in_speech:
+            self._lacks_s = self.reserve.begin(now_s)
+        if self._lacks_s > 0.0:
+            # No more than there is: what then came late would look like a bad network.
+            spare_s = self._pacer.slot(now_s).due_s + self._line.queued_s - now_s - IN_HAND_S
+            by_s = max(min(self._lacks_s, spare_s), 0.0)
+            self._lacks_s -= by_s
         if by_s:
             self._pacer.hurry(by_s)
             self._line.playout.hurried(by_s)
