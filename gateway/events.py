@@ -202,6 +202,13 @@ class Playback(msgspec.Struct, frozen=True, tag="playback"):
     measured: bool
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """To a WebRTC listener that reports, on its data channel: how much sound it is to hold from now on, as jitterBufferTarget. Little in
+    silence, more in speech, for which as much is sent ahead; one that does not follow is sent sound as if it had not been told."""
+
+    target_ms: int
+
+
 class Error(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
     """Something was refused or failed; the session goes on. `retryable` says whether the same may succeed later."""
 
@@ -226,6 +233,7 @@ ServerEvent = (
     | UtteranceDone
     | UtteranceCancelled
     | Playback
+    | Hold
     | Error
     | Pong
 )

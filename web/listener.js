@@ -91,8 +91,8 @@ export class Listener {
     if (!answer.ok) throw await whepError(answer);
     const location = answer.headers.get("location");
     if (location) this.#resource = new URL(location, answer.url);
-    // A browser leaves speech alone while its buffer is between three quarters of its target and all of it; outside that band it plays
-    // slower or faster. The gateway keeps as much ahead.
+    // A browser leaves sound alone while it plays between its target and a packet more behind the promptest packet of the last seconds;
+    // outside that band it plays slower or faster. The gateway keeps as much ahead, and says by `hold` when that is to change.
     const targetMs = Number(answer.headers.get("vivavoce-target-ms"));
     if (canHold && targetMs) this.#receiver.jitterBufferTarget = targetMs;
     await this.#peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
@@ -195,6 +195,7 @@ export class Listener {
 
   /** @param {any} event */
   #follow(event) {
+    if (event.type === "hold" && "jitterBufferTarget" in this.#receiver) this.#receiver.jitterBufferTarget = event.target_ms;
     if (event.type === "utterance.started") this.#sounding.add(event.utterance);
     if (event.type === "utterance.done" || event.type === "utterance.cancelled") this.#sounding.delete(event.utterance);
     if (!this.follows) return;

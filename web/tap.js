@@ -2,6 +2,7 @@
 
 const QUANTUM = 128;
 const AUDIBLE_RMS = 0.004; // -48 dBFS over 2.7 ms
+const OFFSET_MS = 3000;
 const QUIET_MS = 250; // a sound after this much quiet is a new onset
 
 /**
@@ -30,7 +31,8 @@ export class Tap {
   #module;
   /** @type {AudioNode | null} */
   #source = null;
-  #clockOffset = Infinity; // performance.now() minus context time, from the promptest message so far
+  #clockOffset = Infinity; // performance.now() minus context time, from the promptest message of the last seconds
+  #offsets = { since: -Infinity, now: Infinity, before: Infinity };
 
   /** Call it inside a click, or the browser keeps the context suspended until `resume` is called in one. */
   constructor() {
@@ -68,11 +70,19 @@ export class Tap {
     return this.#context.close();
   }
 
+  /** A context that was late stays behind, so a prompt message of before tells nothing any more. @param {number} now @param {number} endMs */
+  #promptest(now, endMs) {
+    const offsets = this.#offsets;
+    if (now - offsets.since > OFFSET_MS) this.#offsets = { since: now, now: now - endMs, before: offsets.now };
+    else offsets.now = Math.min(offsets.now, now - endMs);
+    return Math.min(this.#offsets.now, this.#offsets.before);
+  }
+
   /** @param {number} frame @param {Float32Array} samples */
   #hear(frame, samples) {
     const rate = this.#context.sampleRate;
     const endMs = ((frame + samples.length) / rate) * 1000;
-    this.#clockOffset = Math.min(this.#clockOffset, performance.now() - endMs);
+    this.#clockOffset = this.#promptest(performance.now(), endMs);
     this.heardAt = this.#clockOffset + endMs;
     let energy = 0;
     let onset = false;

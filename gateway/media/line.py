@@ -6,8 +6,9 @@ sample of one has left and when all of it has."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -16,6 +17,9 @@ from gateway.media.opus import RATE
 from gateway.media.pacer import PACKET_TICKS, RTP_WRAP, Slot
 from gateway.media.playhead import Packet, Pause, Playhead
 from gateway.media.source import EncodedQueue, Source
+
+EXPECTS_S = 0.1
+"""From text to the speech that it becomes, where the engine is quick and the text was enough."""
 
 
 class LineEvents(Protocol):
@@ -101,7 +105,9 @@ class OpusLine:
         self._events = events
         self._encoders = encoders
         self._awake_s = awake_s
-        self._awake_until_s = float("-inf")
+        self._awake_until_s = self._roused_s = float("-inf")
+        self._awaited: set[int] = set()
+        """Utterances that are going to be written and have not been heard of."""
         self._listener: object | None = None
         self._pause: Pause | None = None
         self._unheard_s: float | None = None
@@ -112,6 +118,7 @@ class OpusLine:
 
     def rouse(self, now_s: float) -> None:
         """Speech is to be expected: for `awake_s` from now the stream runs on where there is none."""
+        self._roused_s = now_s
         self._awake_until_s = now_s + self._awake_s
         self._arrived.set()
 
@@ -134,6 +141,14 @@ class OpusLine:
         """See Line."""
         return self._rtp_until
 
+    def expecting(self, now_s: float) -> bool:
+        """Whether text has come just now, and the speech that it may become has not."""
+        return bool(self._awaited) and self._pause is None and now_s - self._roused_s < EXPECTS_S
+
+    def sounding(self, now_s: float) -> bool:
+        """Whether there is speech that the listener has not heard yet."""
+        return self._source.ready or self._source.speaking or not self.playout.dry(now_s)
+
     def unheard_for(self, now_s: float) -> float:
         """Seconds for which nobody has taken any packets: no listener, or one that is not connected yet or is paused."""
         return 0.0 if self._unheard_s is None else now_s - self._unheard_s
@@ -145,6 +160,7 @@ class OpusLine:
 
     def begin(self, utterance: int, after: int | None) -> None:
         """See Line."""
+        self._awaited.add(utterance)
         self._source.begin(utterance, after)
 
     async def write(self, utterance: int, pcm: bytes) -> None:
@@ -154,11 +170,13 @@ class OpusLine:
     async def end(self, utterance: int) -> None:
         """See Line."""
         await self._source.end(utterance)
+        self._awaited.discard(utterance)
         self._settle()
 
     def drop(self, doomed: Collection[int], now_s: float) -> None:
         """See Line."""
         self._source.drop(doomed)
+        self._awaited.difference_update(doomed)
         self.playout.drop(doomed, now_s)
 
     def mix(self, at_once: bool) -> None:
@@ -217,18 +235,25 @@ class OpusLine:
             await self._arrived.wait()
         return False
 
-    async def next_by(self, until_s: float) -> None:
-        """In mid-utterance: wait for its next packet, but no longer than `until_s`."""
-        if self.speaking and not self._source.ready:
-            try:
-                async with asyncio.timeout(max(until_s - time.monotonic(), 0)):
-                    while self.speaking and not self._source.ready:
-                        self._arrived.clear()
-                        await self._arrived.wait()
-            except TimeoutError:
-                return
+    async def next_by(self, until_s: float, first_until_s: float) -> None:
+        """In mid-utterance: wait for its next packet, but no longer than `until_s`. Where the first one of an utterance may come any moment,
+        no longer than `first_until_s`."""
+        if self.speaking:
+            await self._packet_by(until_s, lambda: self.speaking)
+        elif self.expecting(time.monotonic()):
+            await self._packet_by(first_until_s, lambda: bool(self._awaited))
         if self._source.ready:
             await self._source.prepare()
+
+    async def _packet_by(self, until_s: float, may_come: Callable[[], bool]) -> None:
+        left_s = until_s - time.monotonic()
+        if self._source.ready or left_s <= 0:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                while may_come() and not self._source.ready:
+                    self._arrived.clear()
+                    await self._arrived.wait()
 
     def take(self, listener: object, slot: Slot, rtp_time: int | None, now_s: float) -> Packet | None:
         """The next packet, to be sent now in `slot`; `rtp_time` is the timestamp it will have at the listener, if that is known. None:
@@ -249,6 +274,7 @@ class OpusLine:
         self.playout.sent(slot, packet, now_s)
         for share in packet.shares:
             if share.first:
+                self._awaited.discard(share.utterance)
                 self._events.audio_started(share.utterance, now_s, rtp_time)
         self._settle()
         return packet

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.media.opus import PACKET_BYTES, PACKET_SAMPLES, RATE, OpusEncoder
+from gateway.media.pacer import BURST_PACKETS
 from gateway.media.playhead import Packet, Share
 from gateway.media.source import FIRST_HOP_PACKETS, QUEUE_S, padded
 
-HOP_PACKETS = FIRST_HOP_PACKETS
+HOP_PACKETS = BURST_PACKETS
 _MOST_WAITING_BYTES = int(QUEUE_S * RATE) * 2
 
 
@@ -38,7 +39,7 @@ class _Voice:
 
     @property
     def ready(self) -> bool:
-        """Whether there is enough: a burst first, and nothing before that is whole."""
+        """Whether there is enough: some packets first, and nothing before they are whole."""
         least = 1 if self.begun or self.ended else FIRST_HOP_PACKETS
         return len(self.pcm) >= least * PACKET_BYTES
 

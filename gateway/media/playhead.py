@@ -160,6 +160,14 @@ class Playhead:
         self._delay_s, self._reported_s = now_s - content_s, now_s
         self._stands_at_s = content_s if standing else None
 
+    def hurried(self, by_s: float) -> None:
+        """What is sent from now on is sent so much earlier (gateway.media.pacer). The listener stays where it is in what it has got, and so
+        all of that counts as earlier, too."""
+        self._sent = deque(Sent(sent.rtp_time, sent.plays_s - by_s, sent.packet) for sent in self._sent)
+        self._delay_s += by_s
+        if self._stands_at_s is not None:
+            self._stands_at_s -= by_s
+
     def drop(self, doomed: Collection[int], now_s: float) -> None:
         """These utterances are not listened to any more."""
         self._count = {number: self.heard(number, now_s) if number in doomed else count for number, count in self._count.items()}
@@ -170,6 +178,10 @@ class Playhead:
         self._count.pop(utterance, None)
 
     # What it means
+
+    def spare_s(self, now_s: float) -> float:
+        """How long after its time in the schedule a packet still comes in time with a packet to spare, as far as it is known."""
+        return min(max(self._delay_s - PACKET_S, 0.0), PACKET_S) if self.measured(now_s) else 0.0
 
     def measured(self, now_s: float) -> bool:
         """Whether the listener itself has said where it is, not long ago."""

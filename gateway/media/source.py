@@ -9,10 +9,10 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from gateway.media.opus import LOOKAHEAD_SAMPLES, PACKET_BYTES, PACKET_S, PACKET_SAMPLES, RATE, OpusEncoder
-from gateway.media.pacer import BURST_PACKETS
 from gateway.media.playhead import Packet, Share
 
-FIRST_HOP_PACKETS = BURST_PACKETS
+FIRST_HOP_PACKETS = 2
+"""What the next chunk of an engine that speaks some times faster than it is heard can join in time."""
 HOP_PACKETS = 10
 QUEUE_S = 5.0
 """Writers wait while this much is there and unsent; the engine's credit then stops it."""
@@ -105,7 +105,7 @@ class EncodedQueue:
             self._writing, self._begun, self._unfinished = utterance, False, True
         self._pcm += pcm
         while True:
-            # A spurt's burst first, and nothing before it is whole; then whatever is there.
+            # Some packets first, and nothing before they are whole; then whatever is there.
             least, most = (1, HOP_PACKETS) if self._begun else (FIRST_HOP_PACKETS, FIRST_HOP_PACKETS)
             count = min(len(self._pcm) // PACKET_BYTES, most)
             if count < least:

@@ -17,11 +17,14 @@ from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from gateway.media.pacer import LEAD_S, RTP_RATE, RTP_WRAP, Pacer
 from gateway.media.playhead import Packet
+from gateway.media.reserve import Reserve
 
 log = logging.getLogger(__name__)
 
 SILENCE = OpusEncoder().encode(bytes(8 * PACKET_BYTES))[-1]
 """20 ms of digital silence, as an encoder in its stride makes it: three bytes."""
+IN_HAND_S = 0.03
+"""Speech that is kept here for what the engine makes next to join, while more is sent ahead."""
 _TIME_BASE = Fraction(1, RTP_RATE)
 
 
@@ -30,11 +33,15 @@ class OpusTrack(MediaStreamTrack):
 
     kind = "audio"
 
-    def __init__(self, line: OpusLine, lead_s: float = LEAD_S) -> None:
+    def __init__(self, line: OpusLine, reserve: Reserve, lead_s: float = LEAD_S) -> None:
         super().__init__()
         self.wire_time: Callable[[], int] | None = None
         """The RTP timestamp of the packet that was sent last; aiortc adds a random number to ours, and tells nobody."""
         self._line = line
+        self.reserve = reserve
+        self._in_speech = False
+        self._lacks_s = 0.0
+        """How much further ahead this speech is still to be sent."""
         self._pacer = Pacer(time.monotonic(), lead_s)
         self._gap = False
         self._last: int | None = None
@@ -60,7 +67,8 @@ class OpusTrack(MediaStreamTrack):
             # Sleeps even when late, so that a burst or an overloaded loop lets others run.
             await asyncio.sleep(max(planned.due_s - now_s, 0))
             # The listener still has its lead: a packet that comes within it is not late.
-            await self._line.next_by(planned.due_s + self._pacer.lead_s)
+            spare_s = self._pacer.lead_s + self._line.playout.spare_s(now_s)
+            await self._line.next_by(planned.due_s + spare_s, planned.due_s + self.reserve.patience_s(now_s))
             now_s = time.monotonic()
             slot = self._pacer.slot(now_s)
             if self._origin is None and self._last is not None and self.wire_time is not None:
@@ -71,11 +79,30 @@ class OpusTrack(MediaStreamTrack):
             self._pacer.sent(slot)
             self._last = slot.rtp_time
             self._watch(packet, slot.starts_spurt and not planned.starts_spurt)
+            self._adjust(packet is not None, now_s)
             ready = av.Packet(SILENCE if packet is None else packet.payload)
             ready.pts = slot.rtp_time
             ready.time_base = _TIME_BASE
             return ready
         raise MediaStreamError
+
+    def _adjust(self, speech: bool, now_s: float) -> None:
+        """Send more ahead from now on where speech begins, less in silence."""
+        by_s = 0.0
+        if not speech:
+            self._lacks_s = 0.0
+            by_s = -self.reserve.ease(now_s)
+        elif not self._in_speech:
+            self._lacks_s = self.reserve.begin(now_s)
+        if self._lacks_s > 0.0:
+            # No more than there is: what then came late would look like a bad network.
+            spare_s = self._pacer.slot(now_s).due_s + self._line.queued_s - now_s - IN_HAND_S
+            by_s = max(min(self._lacks_s, spare_s), 0.0)
+            self._lacks_s -= by_s
+        if by_s:
+            self._pacer.hurry(by_s)
+            self._line.playout.hurried(by_s)
+        self._in_speech = speech
 
     def _watch(self, packet: Packet | None, stalled: bool) -> None:
         """Count what the listener hears as a gap: the engine late in mid-utterance, or this process with a packet in hand."""

@@ -12,9 +12,10 @@ from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCRtpSe
 from aiortc.rtcrtpparameters import RTCRtpSendParameters
 
 from gateway.config import GatewayConfig
-from gateway.events import ServerEvent, Stats
+from gateway.events import Hold, ServerEvent, Stats
 from gateway.media.line import OpusLine
 from gateway.media.pacer import LEAD_S, TRANSIT_S, lead_for
+from gateway.media.reserve import Reserve
 from gateway.media.track import OpusTrack
 from gateway.rtc.channel import LABEL, Act, Channel
 from gateway.rtc.feedback import Feedback
@@ -79,7 +80,8 @@ class Peer:
         self._ufrags = ufrags(offer)
         if most_s is not None:
             self.target_s = min(self._config.client_lead_s, most_s)
-        track = self._track = OpusTrack(self._line, lead_for(self.target_s))
+        reserve = Reserve(self._config.quiet_lead_s, self.target_s, self._tell_target)
+        track = self._track = OpusTrack(self._line, reserve, lead_for(self.target_s))
         track.add_listener("ended", self._over.set)
         sender = self._sender = self._connection.addTrack(track)
         # aiortc has no name for it that is public; the pinned version keeps it for its sender reports.
@@ -206,8 +208,14 @@ class Peer:
             return
         self._sign_s = now_s
         rtp_time = None if stats.rtp_time is None else self._track.from_wire(stats.rtp_time)
-        self.feedback.take(stats, rtp_time, now_s)
+        refusal = self.feedback.take(stats, rtp_time, now_s)
         self._line.pause(self._track, self.feedback.pause)
+        if refusal is None and self.feedback.pause is None:
+            target_s = None if stats.target_ms is None else stats.target_ms / 1000
+            self._track.reserve.report(target_s, stats.buffer_ms / 1000, self._line.sounding(now_s), now_s)
+
+    def _tell_target(self, target_s: float) -> None:
+        self.event(Hold(round(target_s * 1000)))
 
     def _state_changed(self) -> None:
         state = self._connection.connectionState

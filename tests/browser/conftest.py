@@ -57,11 +57,11 @@ class Gateway:
 
 
 @contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Gateway]:
-    """A gateway on a free port, from its first word to its end."""
+def serving(folder: Path, *flags: str, rough: str = "") -> Iterator[Gateway]:
+    """A gateway on a free port, from its first word to its end; behind a network as tests.browser.rough describes it."""
     tap, log = folder / "tap", folder / "gateway.log"
     tap.mkdir()
-    command = [sys.executable, "-m", "gateway", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", *(("tests.browser.rough", rough) if rough else ("gateway",)), "serve", "--port", "0", *flags]
     with (
         log.open("w") as errors,
         subprocess.Popen(

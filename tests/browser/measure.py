@@ -27,8 +27,12 @@ from tests.browser.demo import Demo
 from tests.gateway.measure import process
 from tests.gateway.stand_in import RATE
 
-SENTENCES = {False: ("Hello.", "A word.", "Good day!"), True: ("The meeting starts at seven.", "Good morning, and welcome.", "Hello, we are well.")}
-QUIET_S = (0.6, 1.2)
+SENTENCES = {
+    False: ("Hello, how are you doing today?", "A word with you, if I may.", "Good day to all of you out there!"),
+    True: ("The meeting starts at seven.", "Good morning, and welcome.", "Hello, we are well."),
+}
+QUIET_S = (1.6, 3.0)
+"""From the end of one utterance to the next: as between two turns of a conversation."""
 AUDIBLE_RMS = 0.004
 AUDIBLE_SAMPLES = 64
 """The page's own measure of a sound (web/tap.js), at the engine's rate."""
@@ -47,17 +51,24 @@ SAY = """async (text) => {
       resolve();
     });
   });
-  const before = await session.stats();
+  const look = async () => {
+    const { jitterBufferDelay, jitterBufferEmittedCount } = await session.stats();
+    return { jitterBufferDelay, jitterBufferEmittedCount };
+  };
+  const earlier = await look();
+  await new Promise((resolve) => setTimeout(resolve, 200));
+  const before = await look();
   const sentAt = performance.now();
   session.append(text);
   session.end();
   const [onsetAt, gatewayMs] = await heard;
   await done;
-  const after = await session.stats();
-  const since = (name) => after[name] - before[name];
-  return [onsetAt - sentAt, gatewayMs, (since("jitterBufferDelay") / since("jitterBufferEmittedCount")) * 1000];
+  const after = await look();
+  const waited = (from, to) =>
+    ((to.jitterBufferDelay - from.jitterBufferDelay) / (to.jitterBufferEmittedCount - from.jitterBufferEmittedCount)) * 1000;
+  return [onsetAt - sentAt, gatewayMs, waited(earlier, before), waited(before, after)];
 }"""
-"""Milliseconds: text handed over to first audible sample, the gateway's ttfa_ms, the receiver's buffer."""
+"""Milliseconds: text handed over to first audible sample, the gateway's ttfa_ms, the receiver's buffer before it and in it."""
 
 
 @dataclass
@@ -131,7 +142,7 @@ async def page(arguments: argparse.Namespace) -> AsyncIterator[tuple[Demo, WireT
         await stack.enter_async_context(process(*module, "--endpoint", back, announces=False))
         wire_tap = stack.enter_context(WireTap(front, back))
         settings = [word for setting in arguments.set for word in ("--set", setting)]
-        gateway = stack.enter_context(serving(folder, "--engine", front, *settings))
+        gateway = stack.enter_context(serving(folder, "--engine", front, *settings, rough=arguments.rough))
         open_demo = await stack.enter_async_context(tabs(folder / "profile"))
         demo = await open_demo(gateway.url)
         await demo.connect()
@@ -145,12 +156,12 @@ async def main(arguments: argparse.Namespace) -> None:
     async with page(arguments) as (demo, wire_tap):
         for _ in range(arguments.utterances):
             demo.watch.reset()
-            whole_ms, gateway_ms, buffer_ms = await demo.page.evaluate(SAY, random.choice(SENTENCES[arguments.embedded]))
+            whole_ms, gateway_ms, *buffer_ms = await demo.page.evaluate(SAY, random.choice(SENTENCES[arguments.embedded]))
             stalls += demo.watch.stalled
             made = wire_tap.made[-1]
             engine_ms, silence_ms = (made.first_s - made.text_s) * 1000, made.silence_s * 1000
-            rows.append((whole_ms, engine_ms, silence_ms, whole_ms - engine_ms - silence_ms, gateway_ms - engine_ms, buffer_ms))
-            await asyncio.sleep(random.uniform(*QUIET_S))
+            rows.append((whole_ms, engine_ms, silence_ms, whole_ms - engine_ms - silence_ms, gateway_ms - engine_ms, *buffer_ms))
+            await asyncio.sleep(random.uniform(*arguments.pause))
         inserted = await counters(demo)
     names = (
         "text to first audible sample in the page",
@@ -158,7 +169,8 @@ async def main(arguments: argparse.Namespace) -> None:
         "of it the engine: silence that its chunk begins with",
         "beyond the engine",
         "of that in the gateway, to the packet's leaving",
-        "the receiver's buffer",
+        "the receiver's buffer in the silence before",
+        "the receiver's buffer in speech",
     )
     print(f"{'embedded voice' if arguments.embedded else 'stand-in engine'}, n {len(rows)}, {' '.join(arguments.set) or 'default settings'}")
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
@@ -176,7 +188,9 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--utterances", type=int, default=40)
+    parser.add_argument("--pause", type=float, nargs=2, default=QUIET_S, metavar="SECONDS", help="between utterances: the least and the most")
     parser.add_argument("--embedded", action="store_true", help="the real engine with the embedded voice")
+    parser.add_argument("--rough", default="", metavar="JITTER_MS,LOSS[,STALL_S]", help="a network between, see tests.browser.rough")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the gateway")
     return parser.parse_args(argv)
 

@@ -329,6 +329,43 @@ async def test_as_much_is_sent_ahead_as_the_listener_is_told_to_hold(connect, ga
     assert steady[len(steady) * 9 // 10] - steady[len(steady) // 10] < 25, "constant in a spurt"
 
 
+@pytest.mark.parametrize("follows", [True, False])
+async def test_more_is_sent_ahead_when_speech_begins_to_a_listener_that_holds_little_in_silence(connect, listen, follows: bool) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
+    held = 80
+
+    async def report(buffer_ms: int, times: int = 3) -> None:
+        for _ in range(times):
+            listener.playhead = max(listener.playhead, len(listener._packets) - 4)
+            listener.report(buffer_ms=buffer_ms, target_ms=held)
+            await asyncio.sleep(0.2)
+
+    await report(80)
+    told = await listener.channel_event("hold")
+    assert told["target_ms"] == 20
+    held = told["target_ms"] if follows else held
+    await report(30 if follows else 80)
+    await start(speaker, TEXT)
+    await asyncio.sleep(0.3)
+    everything = sorted([*listener.silences, *listener.arrivals])
+    ahead_ms = {rtp: (rtp - everything[0][1]) % 2**32 / 48 - (at - everything[0][0]) * 1000 for at, rtp in everything}
+    before = sorted(ahead_ms[rtp] for _, rtp in listener.silences[-20:])[10]
+    after = sorted(ahead_ms[rtp] for _, rtp in listener.arrivals[5:])[len(listener.arrivals) // 2 - 3]
+    # The last ten milliseconds of what it held in silence were sent later in the calm.
+    assert abs(after - before - (60 if follows else 0)) < 15
+    if not follows:
+        return
+    listener.events.clear()
+    await report(70)
+    assert (await listener.channel_event("hold"))["target_ms"] == 70, "what it has by then, and never more"
+    held = 70
+    await speaker.send("cancel")
+    await speaker.event("utterance.cancelled")
+    await report(70)
+    assert (await listener.channel_event("hold"))["target_ms"] == 20
+
+
 async def test_a_target_that_is_no_number_is_refused(connect, gateway, listen) -> None:
     speaker = await connect("webrtc")
     headers = {"Authorization": f"Bearer {speaker.created['token']}", "Content-Type": "application/sdp", "Vivavoce-Max-Target-Ms": "plenty"}
