@@ -10,6 +10,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.keys import PEERS, SESSIONS
+from gateway.media.reserve import FADES_S
 from tests.gateway.matching import align
 from tests.gateway.stand_in import RATE, StandInEngine
 from tests.gateway.test_speech import until
@@ -362,7 +363,7 @@ async def test_more_is_sent_ahead_when_speech_begins_to_a_listener_that_holds_li
     held = 70
     await speaker.send("cancel")
     await speaker.event("utterance.cancelled")
-    await report(70)
+    await report(70, times=round(FADES_S / 0.2) + 5)
     assert (await listener.channel_event("hold"))["target_ms"] == 20
 
 
