@@ -92,6 +92,7 @@ class EngineLoop:
         self._clock = clock
         self._flights: deque[Flight] = deque()
         self._talked: list[Utterance] = []
+        """Rows of the Talker's latest launch that go on without another look."""
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
         self._resting = Resting(config.ahead_s)
@@ -477,6 +478,7 @@ class EngineLoop:
         self.stages.costs.record(launch.stage, len(launch.rows), launch.frames, seconds)
         self._tally.launched(launch.stage, len(launch.rows), seconds, host_s)
         if self.stages.depth > 1:
+            # Where a launch is over when it returns, the host waits for the device and not the other way round.
             self.scheduler.host_s += HOST_SHARE * (host_s - self.scheduler.host_s)
         self.trace.append(flight.entry(seconds))
         for voice in flight.voices:

@@ -45,7 +45,7 @@ class Resting:
         return list(self._awake)
 
     def settle(self, now_s: float, seen: list[Utterance]) -> None:
-        """The scheduler has looked at those who were `seen`."""
+        """The scheduler has looked at those who were `seen`, all of them awake."""
         far_s = now_s + self.ahead_s
         for u in seen:
             work = u.work
@@ -53,7 +53,7 @@ class Resting:
                 continue
             until_s = work.until_s if work.stage is None else min(work.until_s, work.due_s - self.ahead_s)
             # One whose time runs with the clock is looked at each turn.
-            if until_s > now_s and u in self._awake:
+            if until_s > now_s:
                 del self._awake[u]
                 self._until_s[u] = until_s
                 if until_s != math.inf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,6 @@ from engine.onset import OnsetTrim
 from engine.request import Utterance
 from engine.scheduler import Stage
 from engine.stages import Stages
-from engine.stages.base import Launched
 from tests.conftest import FIXTURES
 
 ME, OTHER = b"client", b"other"
@@ -54,19 +53,20 @@ def vd() -> Checkpoint:
     return load_checkpoint(FIXTURES / "checkpoints" / "vd17")
 
 
+@dataclass
 class Late:
-    """A launch whose result is there when it has been asked for a few times."""
+    """A launch that is said to be done only after having been asked `left` times."""
 
-    def __init__(self, launched: Launched) -> None:
-        self._launched, self._asked = launched, 0
-        self.seconds = 0.001
+    pending: Any
+    left: int
+    seconds: float = 0.001
 
     def done(self) -> bool:
-        self._asked += 1
-        return self._asked > 3
+        self.left -= 1
+        return self.left < 0
 
     def result(self) -> Any:
-        return self._launched.result()
+        return self.pending.result()
 
 
 class LateStages(Stages):
@@ -75,7 +75,7 @@ class LateStages(Stages):
     depth = 2
 
     def launch(self, stage: Stage, slots: list[int], first: list[int], frames: int) -> Any:
-        return Late(super().launch(stage, slots, first, frames))
+        return Late(super().launch(stage, slots, first, frames), 3)
 
 
 class World:

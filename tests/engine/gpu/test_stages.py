@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,28 +20,9 @@ from engine.model.prompt import Reference
 from engine.scheduler import Stage
 from engine.stages import BaseStages, Stages
 from tests.conftest import FIXTURES
-from tests.engine.test_loop import CONFIG, ME, World
+from tests.engine.test_loop import CONFIG, ME, Late, World
 
 TEXTS = ["one two three four", "the quick brown fox jumps over the lazy dog", "five", "six seven"]
-
-
-@dataclass
-class Late:
-    """A launch that is said to be done only after having been asked `left` times."""
-
-    pending: Any
-    left: int
-
-    def done(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-    def result(self) -> object:
-        return self.pending.result()
-
-    @property
-    def seconds(self) -> float:
-        return 0.001
 
 
 class LateStages(GpuStages):
