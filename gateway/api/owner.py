@@ -242,21 +242,25 @@ class Owners:
         self._owners[owner.session.ident] = owner
         owner.at_end(lambda: self._owners.pop(owner.session.ident, None))
 
-    def find(self, token: str | None) -> Owner | None:
+    def find(self, token: str) -> Owner | None:
         """Whose token this is; None if it is nobody's."""
-        owner = self._owners.get((token or "").partition(".")[0])
-        known = owner is not None and not owner.over and hmac.compare_digest(owner.token.encode(), (token or "").encode())
-        return owner if known else None
+        owner = self._named_by(token)
+        return owner if owner is not None and hmac.compare_digest(owner.token.encode(), token.encode()) else None
 
     def by_token(self, token: str) -> Owner:
         """Whose token this is. Raises Refusal."""
-        owner = self._owners.get(token.partition(".")[0])
-        if owner is None or owner.over:
+        if self._named_by(token) is None:
             raise Refusal(404, "session_over", "resume: there is no such session any more; open another")
-        if not hmac.compare_digest(owner.token.encode(), token.encode()):
+        owner = self.find(token)
+        if owner is None:
             what = "resume: not this session's; show `resume` of its session.created, which is not the token that listeners get"
             raise Refusal(401, "bad_resume_token", what)
         return owner
+
+    def _named_by(self, token: str) -> Owner | None:
+        """Of the session whose name a token begins with, as long as it lasts."""
+        owner = self._owners.get(token.partition(".")[0])
+        return None if owner is None or owner.over else owner
 
     async def close_all(self) -> None:
         """End all sessions."""

@@ -90,7 +90,7 @@ async def offer(request: web.Request) -> web.Response:
     """POST /v1/whep: listen to a session."""
     if request.content_type != SDP:
         raise Refused(415, f"the body must be {SDP}", {"Accept-Post": SDP})
-    owner = request.app[OWNERS].find(_token(request))
+    owner = request.app[OWNERS].find(_token(request) or "")
     session = _session(request) if owner is None else owner.session
     SESSION.set(session.ident)
     try:
