@@ -30,8 +30,8 @@ bench: $(VENV)/.dev system
 	$(BIN)/python -m engine bench
 	$(BIN)/python -m tests.gateway.measure --calls 10 30 50 --seconds 5 --tries 2 --stock
 	$(BIN)/python -m tests.gateway.memory
-	$(BIN)/python -m tests.browser.measure --utterances 20
-	$(BIN)/python -m tests.browser.measure --utterances 20 --embedded
+	$(BIN)/python -m tests.browser.measure --utterances 12 --pause 5 6
+	$(BIN)/python -m tests.browser.measure --utterances 12 --pause 5 6 --embedded
 
 # On a machine with a GPU and PyTorch's CUDA build; GPU_PYTHON is its interpreter.
 GPU_PYTHON ?= python3
