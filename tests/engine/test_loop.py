@@ -78,6 +78,15 @@ class LateStages(Stages):
         return Late(super().launch(stage, slots, first, frames), 3)
 
 
+class EndingStages(LateStages):
+    """And speech ends in one of 25 steps."""
+
+    chance = random.Random(0)
+
+    def talker(self, rows: list[int]) -> list[int | None]:
+        return [None if self.chance.random() < 0.04 else token for token in super().talker(rows)]
+
+
 class World:
     """A loop with a clock that moves only when told, and the events it sent."""
 
@@ -682,7 +691,7 @@ def test_whatever_happens_when_everything_is_freed_and_everyone_answered_once(vd
         assert np.array_equal(fresh.pcm(number), again.pcm(number))
 
 
-@pytest.mark.parametrize("kind", [Stages, LateStages])
+@pytest.mark.parametrize("kind", [Stages, LateStages, EndingStages])
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_known_of_an_utterance_holds_whatever_happens_to_it(vd: Checkpoint, seed: int, kind: type[Stages]) -> None:
     """`World.awake` looks at each turn: nobody rests who needs something, and nothing known is out of date."""
@@ -690,7 +699,7 @@ def test_what_is_known_of_an_utterance_holds_whatever_happens_to_it(vd: Checkpoi
     w = World(vd, kind, ahead_s=0.4, credit_s=0.8, slots=4, prefill_rows=8)
     opened = 0
     for _ in range(600):
-        what = chance.choices(["turns", "wait", "report", "credit", "append", "finish", "open"], [60, 8, 12, 8, 6, 2, 4])[0]
+        what = chance.choices(["turns", "wait", "report", "credit", "append", "finish", "open", "wrong"], [60, 8, 12, 8, 6, 2, 12, 6])[0]
         if what == "turns":
             for _ in range(chance.randrange(1, 8)):
                 w.loop.turn(w.now_s)
@@ -699,11 +708,14 @@ def test_what_is_known_of_an_utterance_holds_whatever_happens_to_it(vd: Checkpoi
             w.now_s += chance.choice([0.01, 0.1, 0.5])
         elif what == "open" and len(w.loop._active) + len(w.loop._waiting) < 4:
             opened += 1
-            fields = {"pace": chance.choice(["live", "live", "file"]), "max_frames": 60, "instructions": chance.choice(["", "calm " * opened])}
+            fields = {"pace": chance.choice(["live", "live", "file"]), "max_frames": 60, "instructions": chance.choice(["", "calm and slow, " * 8])}
             w.open(opened, TEXT, finish=chance.random() < 0.3, **fields)
         elif w.loop._active:
             voice = chance.choice(list(w.loop._active.values()))
             u, epoch = voice.utterance, w.loop.epoch
+            if what == "wrong" and voice.guard is not None:
+                voice.guard.verdict = "silence"
+                continue
             command: Command = Append(epoch, u.number, " four five")
             if what == "report":
                 command = Playback(epoch, u.number, round(chance.random() * u.samples_emitted), chance.random() < 0.7, True)
