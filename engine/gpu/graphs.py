@@ -138,6 +138,7 @@ class Launcher:
             results = self._on_device(work, bucket)
         self._captured[name, bucket] = graph, self._post.arrays(results)
 
+    @torch.inference_mode()
     def _on_device(self, work: Work, bucket: int) -> tuple[Tensor, ...]:
         post = self._post
         take_letter(post.letters, post.number, post.began, self._rows, self._slots.control)

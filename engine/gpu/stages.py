@@ -111,7 +111,6 @@ class GpuStages(BaseStages):
         """Once all is captured."""
         super().warm_up()
 
-    @torch.inference_mode()
     def launch(self, stage: Stage, slots: list[int], first: list[int], frames: int) -> Launched:
         match stage:
             case Stage.PREFILL:

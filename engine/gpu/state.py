@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels.gpu.slot import clear_slot
 from engine.model.checkpoint import Checkpoint
 from engine.request import Sampling
 from engine.slots import sampling_row
@@ -81,9 +82,7 @@ class DeviceSlots:
         first = self._at["text"] + slot * self.positions
         for word in [word for word in self._mail if first <= word < first + self.positions]:
             del self._mail[word]
-        self.text[slot].fill_(self.pad)
-        self.seen[slot].zero_()
-        self.frame_sum[slot].copy_(self._start)
+        clear_slot(slot, self.text, self.pad, self.seen, self.frame_sum, self._start)
         return slot
 
     def begin(self, slot: int, prompt: int, sampling: Sampling, seed: int, may_end: bool) -> None:
