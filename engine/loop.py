@@ -65,7 +65,7 @@ REHEARSAL_FRAMES = 8
 ONSET_SHARE = 0.1
 # Weight of the latest launch in what a launch usually takes the host.
 HOST_SHARE = 0.05
-# So many rows of the Talker go on to the Code Predictor without another look.
+# So many rows of the Talker go on to the Code Predictor without another look, even if somebody new waits.
 PAIRED_ROWS = 64
 TRACE_LAUNCHES = 10_000
 # Seconds of speech a character usually takes.
@@ -92,7 +92,9 @@ class EngineLoop:
         self._clock = clock
         self._flights: deque[Flight] = deque()
         self._talked: list[Utterance] = []
-        """Rows of the Talker's latest launch that go on without another look."""
+        """Rows of the Talker's latest launch, which may go on without another look."""
+        self._unheard: set[Utterance] = set()
+        """Who has a slot and has not sounded."""
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
         self._resting = Resting(config.ahead_s)
@@ -196,16 +198,18 @@ class EngineLoop:
                 return 0.0 if self._flights else self._next_due(now_s, awake)
         with self._supervised(launch):
             self._launch(launch)
-        if launch.stage is Stage.TALKER and self.stages.depth > 1 and len(launch.rows) >= PAIRED_ROWS:
+        if launch.stage is Stage.TALKER and self.stages.depth > 1:
             self._talked = launch.rows
         self._retire_done()
         return 0.0
 
     def _following(self) -> Launch | None:
-        """What comes after many rows of the Talker is plain: their Code Predictor. To look at hundreds of streams for it takes longer than
-        the launch."""
-        rows = [u for u in self._talked if u.predictor_ready and (voice := self._active.get((u.client, u.number))) and voice.utterance is u]
-        self._talked = []
+        """What comes after the Talker is plain: the Code Predictor of its rows, unless somebody new is to go first. To look at hundreds of
+        streams for it takes longer than the launch."""
+        talked, self._talked = self._talked, []
+        if len(talked) < PAIRED_ROWS and not self._unheard.issubset(talked):
+            return None
+        rows = [u for u in talked if u.predictor_ready and (voice := self._active.get((u.client, u.number))) and voice.utterance is u]
         return Launch(Stage.PREDICTOR, rows, 1) if rows else None
 
     def drop_client(self, client: bytes) -> None:
@@ -349,6 +353,7 @@ class EngineLoop:
             voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
         )
         self._resting.join(u)
+        self._unheard.add(u)
         self._write(voice, voice.text.finished)
 
     def _close_stalled(self, now_s: float) -> None:
@@ -528,6 +533,7 @@ class EngineLoop:
         if voice.onset is not None and not u.has_sounded:
             self._learn_onset(voice.onset.dropped / self.info.sample_rate)
         self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, samples.tobytes()))
+        self._unheard.discard(u)
         u.samples_emitted += len(samples)
         u.playback.emit(len(samples), now_s)
 
@@ -560,5 +566,6 @@ class EngineLoop:
         if voice is None:
             return self._waiting.pop(key)
         self._resting.leave(voice.utterance)
+        self._unheard.discard(voice.utterance)
         self.stages.close(voice.utterance.slot)
         return voice
