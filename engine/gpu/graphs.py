@@ -58,7 +58,7 @@ class InFlight:
     def _ask(self) -> None:
         self._ask_s = time.monotonic() + ASK_S
         try:
-            over = torch.cuda.current_stream().query()  # type: ignore[no-untyped-call]
+            over = torch.cuda.current_stream().query()
         except torch.AcceleratorError as error:
             raise DeviceLost(str(error)) from error
         if over and self._answered[NUMBER] != self._number:
@@ -79,7 +79,7 @@ class Post:
         self.answered = torch.zeros(RING, 3, dtype=torch.int64, pin_memory=pinned)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         self.began = torch.zeros(1, dtype=torch.int64, device=device)
-        self.lines = [memoryview(line) for line in self.answered.numpy()]  # type: ignore[arg-type]
+        self.lines = [memoryview(line) for line in self.answered.numpy()]
         self._rows = most_rows
         self._written = list(self.letters.numpy())
         self._posted = [0] * RING

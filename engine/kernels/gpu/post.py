@@ -11,7 +11,6 @@ import time
 import torch
 from torch import Tensor
 
-from engine.kernels import gpu
 from engine.kernels.gpu import INTERPRETED, by_kernel, jit, jit_once, power_of_two, tl
 
 NUMBER, BEGAN, ENDED = range(3)
@@ -65,12 +64,10 @@ def answer(results: tuple[Tensor, ...], number: Tensor, began: Tensor, answers: 
     for part, place in zip(words[:-1], places[:-1], strict=True):
         grid = (-(-len(part) // _BLOCK),)
         send_kernel[grid](part, number, answers, len(answers), answers.shape[1], place, len(part), BLOCK=_BLOCK, num_warps=8)
-    last, place = (words[-1], places[-1]) if words else (answered, 0)
-    count = len(last) if words else 0
-    answer_kernel[(1,)](
-        last, number, began, answers, answered, len(answers), answers.shape[1], place, count, BLOCK=power_of_two(max(count, 1)), CLOCK=not INTERPRETED,
-        num_warps=1,
-    )  # fmt: skip
+    last, place, count = (words[-1], places[-1], len(words[-1])) if words else (answered, 0, 0)
+    ring, width = answers.shape
+    block = power_of_two(max(count, 1))
+    answer_kernel[(1,)](last, number, began, answers, answered, ring, width, place, count, BLOCK=block, CLOCK=not INTERPRETED, num_warps=1)
 
 
 def answer_twin(results: tuple[Tensor, ...], number: Tensor, began: Tensor, answers: Tensor, answered: Tensor) -> None:
