@@ -108,8 +108,7 @@ class EngineLoop:
         sound, is then known."""
         emit, self._emit = self._emit, lambda client, event: None
         request = SpeechRequest(live=False, pace="file", max_frames=REHEARSAL_FRAMES, sampling=Sampling(seed=0))
-        for command in (Open(self.epoch, 0, request), Append(self.epoch, 0, "One, two, three."), Finish(self.epoch, 0)):
-            self.handle(b"", command, self._clock())
+        self.handle(b"", Open(self.epoch, 0, request, "One, two, three.", finished=True), self._clock())
         while not self.idle and self.turn(self._clock()) is not None:
             pass
         self._emit, self._tally = emit, Tally()
@@ -136,29 +135,16 @@ class EngineLoop:
             return
         key = client, command.utterance
         if isinstance(command, Open):
-            self._open(key, command.request, now_s)
+            self._open(key, command, now_s)
             return
         voice = self._active.get(key) or self._waiting.get(key)
         if voice is None:
             return
         match command:
             case Append(text=text):
-                if voice.text.received + len(text) > self.config.max_text_chars:
-                    self._fail(
-                        key,
-                        RequestRefused(
-                            f"text: {voice.text.received + len(text)} characters, an utterance may have {self.config.max_text_chars}; "
-                            "send it as several utterances",
-                            code="text_too_long",
-                        ),
-                    )
-                else:
-                    voice.text.append(text, now_s)
-                    voice.longest_s += longest_s(text)
-                    self._feed(voice)
+                self._append(key, voice, text, False, now_s)
             case Finish():
-                voice.text.finish()
-                self._feed(voice)
+                self._append(key, voice, "", True, now_s)
             case Cancel():
                 self._end(key, "cancelled")
             case Playback(heard=heard, playing=playing, measured=measured):
@@ -256,17 +242,32 @@ class EngineLoop:
         voice.tokens += tokens
         self._write(voice, last)
 
-    def _open(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> None:
+    def _open(self, key: tuple[bytes, int], command: Open, now_s: float) -> None:
         client, number = key
         try:
             if key in self._active or key in self._waiting:
                 raise RequestRefused(f"utterance: number {number} is in use")
             self._check_queue(now_s)
-            voice = self.opening.voice(client, number, request, self._onset_s or 0.0, now_s)
+            voice = self.opening.voice(client, number, command.request, self._onset_s or 0.0, now_s)
         except EngineError as error:
             self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable, error.retry_after_s))
             return
         self._waiting[key] = voice
+        if command.text or command.finished:
+            self._append(key, voice, command.text, command.finished, now_s)
+
+    def _append(self, key: tuple[bytes, int], voice: Voice, text: str, last: bool, now_s: float) -> None:
+        received = voice.text.received + len(text)
+        if received > self.config.max_text_chars:
+            what = f"text: {received} characters, an utterance may have {self.config.max_text_chars}; send it as several utterances"
+            self._fail(key, RequestRefused(what, code="text_too_long"))
+            return
+        if text:
+            voice.text.append(text, now_s)
+            voice.longest_s += longest_s(text)
+        if last:
+            voice.text.finish()
+        self._feed(voice)
 
     def _feed(self, voice: Voice) -> None:
         """Move tokens that have become safe towards the slot; a text that turns out to hold nothing to say is done."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from engine.errors import DeviceLost
 from engine.gpu.state import DeviceSlots
-from engine.kernels.gpu.post import BEGAN, ENDED, NUMBER, answer, mail, offsets, take_letter
+from engine.kernels.gpu.post import BEGAN, ENDED, NUMBER, answer, fill_fresh, mail, offsets, take_letter
 
-MOST_MAIL = 1024
+# Words and fresh slots in a letter.
+MOST_MAIL, MOST_FRESH = 1024, 16
 # Launches whose places may be in use at once: those in flight, and those whose results are being read.
 RING = 4
 # Nobody tells a host that watches memory that its device has failed: it asks after a launch that takes so long, and again after as long.
@@ -72,29 +74,48 @@ class InFlight:
 class Post:
     """The rings in memory that both sides see, and each side's count of the launches."""
 
-    def __init__(self, device: torch.device, most_rows: int, result_bytes: int) -> None:
+    def __init__(self, device: torch.device, most_rows: int, result_bytes: int, resting: list[int]) -> None:
+        """`resting`: words that every launch sets to zero."""
         pinned = device.type == "cuda"
-        self.letters = torch.full((RING, most_rows + 2 * MOST_MAIL), -1, dtype=torch.int32, pin_memory=pinned)
+        self.letters = torch.full((RING, most_rows + 3 * MOST_FRESH + 2 * MOST_MAIL), -1, dtype=torch.int32, pin_memory=pinned)
         self.answers = torch.zeros(RING, -(-result_bytes // 16) * 4, dtype=torch.int32, pin_memory=pinned)
         self.answered = torch.zeros(RING, 3, dtype=torch.int64, pin_memory=pinned)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         self.began = torch.zeros(1, dtype=torch.int64, device=device)
+        self.fresh = torch.full((3, MOST_FRESH), -1, dtype=torch.int32, device=device)
         self.lines = [memoryview(line) for line in self.answered.numpy()]
-        self._rows = most_rows
-        self._written = list(self.letters.numpy())
+        self.room = MOST_MAIL - len(resting)
+        """Words that a letter can take."""
+        self._letters = [memoryview(letter) for letter in self.letters.numpy()]
+        self._fresh = most_rows
+        self._words = most_rows + 3 * MOST_FRESH + len(resting)
+        self.letters[:, self._words - len(resting) : self._words] = torch.tensor(resting, dtype=torch.int32)
+        self.letters[:, -MOST_MAIL:] = 0
         self._posted = [0] * RING
+        self._freshened = [0] * RING
         self._number = 0
 
-    def write(self, rows: list[int], idle: int, bucket: int, words: list[int], values: list[int]) -> int:
-        """The next launch's letter; returns its number."""
+    def write(self, rows: list[int], fresh: list[tuple[int, int, int]], words: list[int], values: list[int]) -> int:
+        """The next launch's letter: at most `most_rows` rows, MOST_FRESH fresh slots, and `room` words. Returns its number."""
         self._number += 1
-        at, first, count = self._number % RING, self._rows, len(words)
-        letter = self._written[at]
-        letter[: len(rows)] = rows
-        letter[len(rows) : bucket] = idle
-        letter[first : first + count] = words
-        letter[first + count : first + max(count, self._posted[at])] = -1
-        letter[first + MOST_MAIL : first + MOST_MAIL + count] = values
+        at = self._number % RING
+        letter = self._letters[at]
+        letter[: len(rows)] = array("i", rows)
+        if fresh or self._freshened[at]:
+            for line, part in enumerate(zip(*fresh, strict=True) if fresh else ()):
+                first = self._fresh + line * MOST_FRESH
+                letter[first : first + len(part)] = array("i", part)
+            stale = self._freshened[at] - len(fresh)
+            if stale > 0:
+                letter[self._fresh + len(fresh) : self._fresh + len(fresh) + stale] = array("i", [-1]) * stale
+            self._freshened[at] = len(fresh)
+        first, count = self._words, len(words)
+        if count:
+            letter[first : first + count] = array("i", words)
+            letter[first + MOST_MAIL : first + MOST_MAIL + count] = array("i", values)
+        stale = self._posted[at] - count
+        if stale > 0:
+            letter[first + count : first + count + stale] = array("i", [-1]) * stale
         self._posted[at] = count
         return self._number
 
@@ -116,7 +137,7 @@ class Launcher:
     def __init__(self, slots: DeviceSlots, most_rows: int, result_bytes: int) -> None:
         self._slots = slots
         self._graphs = slots.device.type == "cuda"
-        self._post = Post(slots.device, most_rows, result_bytes)
+        self._post = Post(slots.device, most_rows, result_bytes, slots.resting)
         self._rows = torch.full((most_rows,), slots.idle, dtype=torch.int32, device=slots.device)
         self._captured: dict[tuple[object, int], tuple[torch.cuda.CUDAGraph, list[Arrays]]] = {}
         self._works: dict[object, Work] = {}
@@ -130,7 +151,7 @@ class Launcher:
 
     def _capture(self, name: object, work: Work, bucket: int) -> None:
         # Once for real: compiles kernels and lets libraries set themselves up, which a capture may not.
-        self._post.write([], self._slots.idle, bucket, [], [])
+        self._post.write([self._slots.idle] * bucket, [], [], [])
         self._on_device(work, bucket)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -140,8 +161,11 @@ class Launcher:
 
     @torch.inference_mode()
     def _on_device(self, work: Work, bucket: int) -> tuple[Tensor, ...]:
-        post = self._post
-        take_letter(post.letters, post.number, post.began, self._rows, self._slots.control)
+        post, s = self._post, self._slots
+        take_letter(
+            post.letters, post.number, post.began, self._rows, post.fresh, s.control, s.text, s.pad, s.seen, s.frame_sum, s.start
+        )  # fmt: skip
+        fill_fresh(post.fresh, s.prefix_keys, s.prefix_values, s.keys, s.values)
         results = work(self._rows[:bucket])
         answer(results, post.number, post.began, post.answers, post.answered)
         return results
@@ -154,13 +178,14 @@ class Launcher:
             raise DeviceLost(str(error)) from error
 
     def _launch(self, name: object, rows: list[int], bucket: int) -> InFlight:
-        self._slots.rest()
-        *more, letter = self._slots.mail(MOST_MAIL)
+        *more, letter = self._slots.mail(self._post.room)
+        # What is told before the letter must not be cleared by it.
+        fresh = self._slots.fresh(0 if more else MOST_FRESH)
         for words, values in more:
             # A long text at once: rare, so it may wait for the copy.
             both = torch.tensor((words, values), dtype=torch.int32).to(self._rows.device)
             mail(self._slots.control, both[0], both[1])
-        number = self._post.write(rows, self._slots.idle, bucket, *letter)
+        number = self._post.write(rows + [self._slots.idle] * (bucket - len(rows)), fresh, *letter)
         if (name, bucket) in self._captured:
             graph, arrays = self._captured[name, bucket]
             graph.replay()

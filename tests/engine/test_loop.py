@@ -763,3 +763,30 @@ def test_somebody_new_goes_before_the_code_predictor_of_few_others(
     entry = w.loop.trace[launched]
     assert entry.stage is first
     assert (1 in entry.rows) == (first is Stage.TALKER)
+
+
+def test_text_that_comes_with_the_opening_is_said_as_if_it_had_come_after_it(vd: Checkpoint) -> None:
+    worlds = [World(vd) for _ in range(3)]
+    request = SpeechRequest(max_frames=30, sampling=Sampling(seed=4))
+    whole, begun, apart = worlds
+    whole.loop.handle(ME, Open(whole.loop.epoch, 1, request, TEXT, finished=True), 0.0)
+    begun.loop.handle(ME, Open(begun.loop.epoch, 1, request, TEXT), 0.0)
+    begun.loop.handle(ME, Finish(begun.loop.epoch, 1), 0.0)
+    apart.loop.handle(ME, Open(apart.loop.epoch, 1, request), 0.0)
+    apart.loop.handle(ME, Append(apart.loop.epoch, 1, TEXT), 0.0)
+    apart.loop.handle(ME, Finish(apart.loop.epoch, 1), 0.0)
+    for w in worlds:
+        w.run()
+    assert whole.pcm(1).tobytes() == begun.pcm(1).tobytes() == apart.pcm(1).tobytes() != b""
+
+
+def test_an_opening_with_too_much_text_or_none_ends_at_once(vd: Checkpoint) -> None:
+    world = World(vd)
+    long = "a" * (world.loop.config.max_text_chars + 1)
+    world.loop.handle(ME, Open(world.loop.epoch, 1, SpeechRequest(), long, finished=True), 0.0)
+    failed = world.last(1)
+    assert isinstance(failed, Failed)
+    assert failed.code == "text_too_long"
+    world.loop.handle(ME, Open(world.loop.epoch, 2, SpeechRequest(), finished=True), 0.0)
+    assert world.done(2).reason == "empty"
+    assert world.loop.idle
