@@ -95,6 +95,8 @@ class EngineLoop:
         """Rows of the Talker's latest launch, which may go on without another look."""
         self._unheard: set[Utterance] = set()
         """Who has a slot and has not sounded."""
+        self._writing: list[Voice] = []
+        """Those with a slot whose text is still coming, and some for whom that is over."""
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
         self._resting = Resting(config.ahead_s)
@@ -341,6 +343,10 @@ class EngineLoop:
         others = [other.utterance for other in self._active.values()]
         return self.admission.has_room(now_s, others, voice.utterance)
 
+    def _is_active(self, voice: Voice) -> bool:
+        """Whether it is this one that has a slot: its number may be another's by now."""
+        return self._active.get((voice.utterance.client, voice.utterance.number)) is voice
+
     def _frees_in(self, now_s: float) -> float:
         """Seconds until the first of those being spoken should have been said, by the length of their text."""
         left = [voice.text.received * USUAL_S - voice.utterance.frames_done * self.scheduler.frame_s for voice in self._active.values()]
@@ -356,11 +362,15 @@ class EngineLoop:
         self._resting.join(u)
         self._unheard.add(u)
         self._write(voice, voice.text.finished)
+        if not u.text_closed:
+            self._writing.append(voice)
 
     def _close_stalled(self, now_s: float) -> None:
         """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
-        # Most have all of their text; a look at each of hundreds is not for nothing.
-        for voice in [voice for voice in self._active.values() if not voice.utterance.text_closed]:
+        if not self._writing:
+            return
+        self._writing = [voice for voice in self._writing if not voice.utterance.text_closed and self._is_active(voice)]
+        for voice in self._writing:
             u = voice.utterance
             if u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
                 u.reason = "idle"
@@ -387,7 +397,7 @@ class EngineLoop:
             voice.text.starts_in(now_s, self.config.idle_flush_s, self.config.word_pause_s) if voice.ready_s is None else FULL_FOR_S
             for voice in self._waiting.values()
         ]
-        due += [self._stall_due(voice, now_s) for voice in self._active.values() if voice.utterance.stalled]
+        due += [self._stall_due(voice, now_s) for voice in self._writing if voice.utterance.stalled and self._is_active(voice)]
         due += [self.scheduler.wake_in(now_s, awake, len(self._active)), self._resting.wakes_in(now_s)]
         known = [seconds for seconds in due if seconds is not None]
         # A millisecond at least: rounding must not turn waiting into spinning.
@@ -457,7 +467,7 @@ class EngineLoop:
         launch = flight.launch
         result = flight.pending.result()
         # Whose utterance has ended since: what was made for it is nobody's.
-        ours = [self._active.get((voice.utterance.client, voice.utterance.number)) is voice for voice in flight.voices]
+        ours = [self._is_active(voice) for voice in flight.voices]
         for u in launch.rows:
             u.in_flight -= 1
         if launch.stage is Stage.CODEC:
@@ -489,7 +499,7 @@ class EngineLoop:
         self.trace.append(flight.entry(seconds))
         for voice in flight.voices:
             u = voice.utterance
-            if u.speech_ended and not u.in_flight and u.complete and self._active.get((u.client, u.number)) is voice:
+            if u.speech_ended and not u.in_flight and u.complete and self._is_active(voice):
                 self._say_held(voice)
                 self._end((u.client, u.number), u.cap_reason if u.capped else u.reason)
 
