@@ -40,23 +40,20 @@ from engine.messages import (
     Welcome,
 )
 from engine.model.prompt import Prefix, Reference
-from engine.model.text import TOKENS_PER_SECOND, LiveText
+from engine.model.text import LiveText
 from engine.opening import Opening, Voice
 from engine.playback import PlaybackClock
 from engine.request import Utterance
 from engine.resting import Resting
 from engine.scheduler import Launch, Scheduler, Stage
 from engine.stages.base import BaseStages
+from engine.stalls import Stalls
 from engine.tally import Tally
 
 log = logging.getLogger(__name__)
 
 Samples = NDArray[np.int16]
 Emit = Callable[[bytes, Event], None]
-# A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
-STUMBLE_S = 0.12
-# To close a stalled row takes the making of its next frame, and three times as much for neighbours and jitter.
-STALL_FRAMES = 4
 # So many utterances may be open without enough text for each one that may wait for room.
 WRITERS = 16
 # As long as the silence that is trimmed may be, and a few more.
@@ -95,8 +92,7 @@ class EngineLoop:
         """Rows of the Talker's latest launch, which may go on without another look."""
         self._unheard: set[Utterance] = set()
         """Who has a slot and has not sounded."""
-        self._writing: list[Voice] = []
-        """Those with a slot whose text is still coming, and some for whom that is over."""
+        self._stalls = Stalls(config, self.scheduler, self.info.sample_rate)
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
         self._resting = Resting(config.ahead_s)
@@ -362,43 +358,21 @@ class EngineLoop:
         self._resting.join(u)
         self._unheard.add(u)
         self._write(voice, voice.text.finished)
-        if not u.text_closed:
-            self._writing.append(voice)
+        self._stalls.join(voice)
 
     def _close_stalled(self, now_s: float) -> None:
-        """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
-        if not self._writing:
-            return
-        self._writing = [voice for voice in self._writing if not voice.utterance.text_closed and self._is_active(voice)]
-        for voice in self._writing:
-            u = voice.utterance
-            if u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
-                u.reason = "idle"
-                voice.text.close()
-                self._feed(voice)
-
-    def _stall_due(self, voice: Voice, now_s: float) -> float:
-        """Seconds until a stalled row must be closed. Before the first sound nobody runs dry: there the sender has as long as it
-        would have had to begin. Later two are given longer: a sender as fast as speech, whose next word should come before the
-        listener runs dry, and the same at the beginning of its sound, where nobody has any slack yet, to stumble for a moment."""
-        u, text = voice.utterance, voice.text
-        stumble_s = max(STUMBLE_S, 2 * text.word_s)
-        if not u.has_sounded:
-            return text.appended_s + (stumble_s if text.at_sentence_end else self.config.idle_flush_s) - now_s
-        dry_s = u.playback.dry_at(now_s) - now_s
-        if text.tokens_per_s < TOKENS_PER_SECOND:
-            return dry_s - self.config.stall_slack_s
-        if u.samples_emitted < 2 * self.config.stall_slack_s * self.info.sample_rate:
-            return max(dry_s - self.config.stall_slack_s, text.appended_s + stumble_s - now_s)
-        return dry_s - min(self.config.stall_slack_s, STALL_FRAMES * self.scheduler.next_frame_s())
+        """A row about to run dry for want of text is spoken to its end."""
+        for voice in self._stalls.overdue(now_s):
+            voice.utterance.reason = "idle"
+            voice.text.close()
+            self._feed(voice)
 
     def _next_due(self, now_s: float, awake: list[Utterance]) -> float | None:
         due = [
             voice.text.starts_in(now_s, self.config.idle_flush_s, self.config.word_pause_s) if voice.ready_s is None else FULL_FOR_S
             for voice in self._waiting.values()
         ]
-        due += [self._stall_due(voice, now_s) for voice in self._writing if voice.utterance.stalled and self._is_active(voice)]
-        due += [self.scheduler.wake_in(now_s, awake, len(self._active)), self._resting.wakes_in(now_s)]
+        due += [self._stalls.next_in(now_s), self.scheduler.wake_in(now_s, awake, len(self._active)), self._resting.wakes_in(now_s)]
         known = [seconds for seconds in due if seconds is not None]
         # A millisecond at least: rounding must not turn waiting into spinning.
         return max(0.001, min(known)) if known else None
@@ -578,5 +552,6 @@ class EngineLoop:
             return self._waiting.pop(key)
         self._resting.leave(voice.utterance)
         self._unheard.discard(voice.utterance)
+        self._stalls.leave(voice)
         self.stages.close(voice.utterance.slot)
         return voice
