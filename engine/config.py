@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 
@@ -26,6 +27,9 @@ class EngineConfig:
     """Frames of a voice clip decoded at once, when the codec is brought to where the clip ends."""
     ahead_s: float = 3.0
     """How far beyond the heard position audio is made for a live listener."""
+    calm_s: float = math.inf
+    """While each live listener has so much slack, the device is kept free for whoever comes: no launch waits behind another, none is long, and
+    newcomers are served without company. Infinite: never."""
     safety_s: float = 0.02
     """Subtracted from every slack: scheduling, transport and clock."""
     idle_flush_s: float = 0.6
@@ -69,11 +73,12 @@ GPU_LATENCY = replace(
     first_frames=2,
     chunk_frames=(1, 2, 4, 8, 12),
     prefill_rows=32,
+    calm_s=0.3,
     safety_s=0.01,
     waiting=1024,
 )
 GPU_BALANCED = replace(GPU_LATENCY, chunk_frames=(2, 4, 8, 12), ahead_s=4.0)
-GPU_THROUGHPUT = replace(GPU_LATENCY, slots=896, positions=768, first_frames=4, chunk_frames=(4, 8, 12), ahead_s=8.0)
+GPU_THROUGHPUT = replace(GPU_LATENCY, slots=896, positions=768, first_frames=4, chunk_frames=(4, 8, 12), ahead_s=8.0, calm_s=math.inf)
 GPU_PROFILES = {"latency": GPU_LATENCY, "balanced": GPU_BALANCED, "throughput": GPU_THROUGHPUT}
 
 

@@ -172,6 +172,10 @@ class EngineLoop:
             self._free_at_s = began_s
         self._admit(now_s)
         self._close_stalled(now_s)
+        if self._flights and now_s < self.scheduler.calm_until_s and not self._unheard:
+            # Whoever comes now waits for one launch and not for two.
+            self._free_at_s = None
+            return 0.0
         launch = self._following()
         if launch is None:
             awake = self._resting.awake(now_s)

@@ -6,7 +6,9 @@ A stream's slack is the time until its listener runs dry, less the work its next
   1. a stream with no slack left, or little where streams are more than a launch takes: the earliest to run dry goes first;
   2. otherwise a stream that has not sounded yet: live before downloads, the oldest first, at the stage nearest to sound;
   3. otherwise the smallest slack, as long as its listener is less than `ahead_s` ahead; else wait.
-The anchor so found is joined by rows that are ready for the same work."""
+The anchor so found is joined by rows that are ready for the same work.
+
+It is calm as long as every live listener has `calm_s` of slack: then what newcomers wait for counts more than the device's time."""
 
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ SUSTAINED = 0.8
 EARLY = 2
 # Share of a frame's duration in which the codec should have decoded a frame of every stream.
 CODEC_SHARE = 0.25
+# In a calm no launch takes longer than a frame's codes of one row by this factor: somebody may come who waits for its end.
+QUICK = 1.15
 # How often costs are looked at.
 NEEDS_S = 0.01
 # Costs that differ by no more than this share are the same.
@@ -157,13 +161,22 @@ class Scheduler:
         """What a launch usually takes the host, which has nothing else to do."""
         self._needs = Needs(0.0, 0.0, dict.fromkeys((config.first_frames, *config.chunk_frames), 0.0), 1, config.chunk_frames[0], (), 0.0)
         self._needs_s = -math.inf
+        self.calm_until_s = -math.inf
+        """As far as is known it is calm until then, unless somebody new comes."""
 
     def pick(self, now_s: float, utterances: Sequence[Utterance], streams: int | None = None) -> Launch | None:
         """The next launch, or None if nothing is ready or everyone is far enough ahead. There are so many `streams`, if not only those that
         are to be looked at."""
         work = self.survey(now_s, utterances, self.config.ahead_s, streams)
         anchor = self._anchor(now_s, work)
+        self.calm_until_s = self._calm_until_s(work)
         return None if anchor is None else self._launch(now_s, anchor, work)
+
+    def _calm_until_s(self, work: list[ReadyWork]) -> float:
+        """Downloads want all of the device: with them it is never calm."""
+        if self.config.calm_s == math.inf or not all(item.utterance.live for item in work):
+            return -math.inf
+        return min((item.due_s for item in work if item.sounded), default=math.inf) - self.config.calm_s
 
     def wake_in(self, now_s: float, utterances: Sequence[Utterance], streams: int | None = None) -> float | None:
         """Seconds until a stream that is ready but far ahead wants work again; None if there is none."""
@@ -332,6 +345,9 @@ class Scheduler:
         if stage is Stage.CODEC:
             fits = [item for item in fits if item.undecoded >= frames]
         others = [item for item in fits if (item.due_s < ahead_s or not item.sounded or not item.utterance.live) and item is not anchor]
+        if not anchor.sounded and now_s < self.calm_until_s:
+            # Each row more makes a launch longer.
+            others = [item for item in others if not item.sounded]
         silent = sorted((item for item in others if not item.sounded), key=lambda item: item.utterance.arrived_s)
         heard = sorted((item for item in others if item.sounded), key=attrgetter("due_s"))
         rows = [anchor.utterance, *(item.utterance for item in silent), *(item.utterance for item in heard)]
@@ -351,6 +367,8 @@ class Scheduler:
         alone = self.costs.estimate(stage, 1, frames)
         # Who has not sounded waits for every millisecond; to who is late already a few more are nothing beside what they save the others.
         spare = max(anchor.due_s - now_s, self.config.safety_s, 2 * alone) if anchor.sounded else 2 * alone
+        if anchor.sounded and now_s < self.calm_until_s:
+            spare = max(0.0, QUICK * self.costs.estimate(Stage.PREDICTOR, 1) - alone)
         best, least_s = 1, rows * alone
         for size, seconds in cost_s.items():
             whole, rest = divmod(rows, size)
