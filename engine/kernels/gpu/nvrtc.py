@@ -1,0 +1,86 @@
+"""CUDA C++ compiled at start by NVRTC, which comes with torch, and launched through the driver."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+_MOST_SHARED, _NON_PORTABLE_OK = 8, 0
+_PROGRAMMATIC = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+class Kernel:
+    """A kernel whose one argument is a structure."""
+
+    def __init__(self, module: ctypes.c_void_p, name: str, shared_bytes: int) -> None:
+        self._driver = _driver()
+        self._function = ctypes.c_void_p()
+        _check(self._driver.cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
+        _check(self._driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes))
+        self._shared = shared_bytes
+
+    def launch(self, programs: int, threads: int, arguments: ctypes.Structure, pdl: bool) -> None:
+        """On the current stream; with `pdl` it may begin before the kernel before it is over."""
+        attribute = _Attribute(id=_PROGRAMMATIC, value=1)
+        stream = torch.cuda.current_stream().cuda_stream
+        launch = _Launch((programs, 1, 1), (threads, 1, 1), self._shared, stream, ctypes.pointer(attribute), int(pdl))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        _check(self._driver.cuLaunchKernelEx(ctypes.byref(launch), self._function, pointers, None))
+
+
+def load(source: Path, architecture: str, *options: str) -> ctypes.c_void_p:
+    """The module of a source file. Raises RuntimeError with the compiler's words, OSError where there is no compiler."""
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    _ok(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
+    flags = [f"--gpu-architecture={architecture}", "--std=c++17", *options]
+    failed = nvrtc.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags)))
+    size = ctypes.c_size_t()
+    if failed:
+        _ok(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        words = ctypes.create_string_buffer(size.value)
+        _ok(nvrtc.nvrtcGetProgramLog(program, words))
+        raise RuntimeError(f"{source.name}: {words.value.decode(errors='replace')}")
+    _ok(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    binary = ctypes.create_string_buffer(size.value)
+    _ok(nvrtc.nvrtcGetCUBIN(program, binary))
+    _ok(nvrtc.nvrtcDestroyProgram(ctypes.byref(program)))
+    # The driver wants a context, which torch makes with its first stream.
+    torch.cuda.current_stream().synchronize()
+    module = ctypes.c_void_p()
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
+    return module
+
+
+def _nvrtc() -> ctypes.CDLL:
+    return ctypes.CDLL(f"libnvrtc.so.{str(torch.version.cuda).split('.')[0]}")
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _ok(result: int) -> None:
+    if result:
+        raise RuntimeError(f"NVRTC: error {result}")
+
+
+def _check(result: int) -> None:
+    if result:
+        message = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(message))
+        raise RuntimeError(f"CUDA driver: {(message.value or b'').decode()} ({result})")
