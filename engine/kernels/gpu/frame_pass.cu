@@ -183,8 +183,8 @@ struct Ring {
     }
 };
 
-// A warp's inputs, once they are there: rows `apart` numbers apart.
-template <int PAIRS, int TILES>
+// A warp's inputs, rows `apart` numbers apart; once they are there, if AWAITED.
+template <bool AWAITED, int PAIRS, int TILES>
 DEVICE void gather(uint4 (&x)[PAIRS][TILES], const bf16* from, int apart, int rows, int warp, int lane) {
     const bf16* at = from + (lane >> 2) * apart + warp * 32 + (lane & 3) * 8;
 #pragma unroll
@@ -193,7 +193,7 @@ DEVICE void gather(uint4 (&x)[PAIRS][TILES], const bf16* from, int apart, int ro
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) x[p][t] = live ? fresh((const uint4*)(at + t * 8 * apart + p * 512)) : uint4{0, 0, 0, 0};
     }
-    for (int tries = 0;;) {
+    for (int tries = 0; AWAITED;) {
         bool all = true;
 #pragma unroll
         for (int i = 0; i < PAIRS * TILES; i++) all = all && there(x[i / TILES][i % TILES]);
@@ -394,9 +394,9 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
     for (int layer = 0; layer < a.layers; layer++) {
         const int at = layer * LAYER;
         if (layer == 0)
-            gather(x, a.x, HIDDEN, rows, warp, lane);
+            gather<false>(x, a.x, HIDDEN, rows, warp, lane);
         else
-            gather(x, read + at - LAYER + AT_END, row, rows, warp, lane);
+            gather<true>(x, read + at - LAYER + AT_END, row, rows, warp, lane);
         multiply<4, 2, TILES, true>(qkv, x, part, s.squares[0], rows, warp, lane);
         meet();
         if (warp < rows)
@@ -412,7 +412,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             uint4 out[4], mixed[4][TILES];
             ring.take(out, warp, lane);
             if (cta < places * HEADS) attend(a, layer, a.exchange + at + AT_QKV, a.exchange + at, row, copy, s.scores, cta, warp, lane);
-            gather(mixed, read + at + AT_MIXED, row, rows, warp, lane);
+            gather<true>(mixed, read + at + AT_MIXED, row, rows, warp, lane);
             multiply<1, 4, TILES, false>(out, mixed, part + half, nullptr, rows, warp, lane);
         }
         meet();
@@ -423,7 +423,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
         {
             uint4 gate_up[12];
             ring.take(gate_up, warp, lane);
-            gather(x, read + at + AT_MIDDLE, row, rows, warp, lane);
+            gather<true>(x, read + at + AT_MIDDLE, row, rows, warp, lane);
             multiply<6, 2, TILES, true>(gate_up, x, part, s.squares[0], rows, warp, lane);
         }
         meet();
@@ -436,7 +436,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
         {
             uint4 down[6], gated[6][TILES];
             ring.take(down, warp, lane);
-            gather(gated, read + at + AT_GATED, row, rows, warp, lane);
+            gather<true>(gated, read + at + AT_GATED, row, rows, warp, lane);
             multiply<1, 6, TILES, false>(down, gated, part + half, nullptr, rows, warp, lane);
         }
         meet();
@@ -448,7 +448,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
     }
     uint4 head[4];
     ring.take(head, warp, lane);
-    gather(x, read + (a.layers - 1) * LAYER + AT_END, row, rows, warp, lane);
+    gather<true>(x, read + (a.layers - 1) * LAYER + AT_END, row, rows, warp, lane);
     multiply<2, 2, TILES, true>(head, x, part, s.squares[0], rows, warp, lane);
     meet();
     const int r = tid / 16, unwanted = rows - places;

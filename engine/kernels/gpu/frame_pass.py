@@ -101,7 +101,6 @@ class FramePass:
         self.most_copies = 4
         self.exchanges = torch.full((SETS, self.most_copies * _ROWS * self.layers * _LAYER // 2), -1, dtype=torch.int32, device=keys.device)
         self.kept = 0
-        self._kernels: dict[int, nvrtc.Kernel] = {}
 
     def copies(self, rows: int) -> int:
         """How many copies of what programs exchange: each is read by so many fewer at once."""
@@ -122,21 +121,16 @@ class FramePass:
 
     def run(self, x: Tensor, head: int, position: int) -> Tensor:
         logits = x.new_empty(len(x) // 2 if position == 0 else len(x), CODES)
-        kernel = self._kernel(len(x))
-        kernel.launch(PROGRAMS, 32 * WARPS, self.arguments(x, head, position, logits), gpu.PDL)
+        kernel = _kernel(len(x))
+        kernel.launch(PROGRAMS, 32 * WARPS, shared_bytes(len(x)), self.arguments(x, head, position, logits), gpu.PDL)
         return logits
 
-    def _kernel(self, rows: int) -> nvrtc.Kernel:
-        if rows not in self._kernels:
-            name = "frame_pass_8" if rows <= 8 else "frame_pass_16"
-            self._kernels[rows] = nvrtc.Kernel(_module(), name, shared_bytes(rows))
-        return self._kernels[rows]
+
+_kernels: dict[str, nvrtc.Kernel] = {}
 
 
-_modules: list[ctypes.c_void_p] = []
-
-
-def _module() -> ctypes.c_void_p:
-    if not _modules:
-        _modules.append(nvrtc.load(SOURCE, "sm_90a"))
-    return _modules[0]
+def _kernel(rows: int) -> nvrtc.Kernel:
+    if not _kernels:
+        module = nvrtc.load(SOURCE, "sm_90a")
+        _kernels.update({name: nvrtc.Kernel(module, name, _SHARED) for name in ("frame_pass_8", "frame_pass_16")})
+    return _kernels["frame_pass_8" if rows <= MOST else "frame_pass_16"]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-_MOST_SHARED, _NON_PORTABLE_OK = 8, 0
+_MOST_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _PROGRAMMATIC = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 
@@ -24,20 +25,19 @@ class _Launch(ctypes.Structure):
 
 
 class Kernel:
-    """A kernel whose one argument is a structure."""
+    """A kernel whose one argument is a structure; `most_shared` bytes of shared memory are the most that a launch of it asks for."""
 
-    def __init__(self, module: ctypes.c_void_p, name: str, shared_bytes: int) -> None:
+    def __init__(self, module: ctypes.c_void_p, name: str, most_shared: int) -> None:
         self._driver = _driver()
         self._function = ctypes.c_void_p()
         _check(self._driver.cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
-        _check(self._driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes))
-        self._shared = shared_bytes
+        _check(self._driver.cuFuncSetAttribute(self._function, _MOST_SHARED, most_shared))
 
-    def launch(self, programs: int, threads: int, arguments: ctypes.Structure, pdl: bool) -> None:
+    def launch(self, programs: int, threads: int, shared: int, arguments: ctypes.Structure, pdl: bool) -> None:
         """On the current stream; with `pdl` it may begin before the kernel before it is over."""
         attribute = _Attribute(id=_PROGRAMMATIC, value=1)
         stream = torch.cuda.current_stream().cuda_stream
-        launch = _Launch((programs, 1, 1), (threads, 1, 1), self._shared, stream, ctypes.pointer(attribute), int(pdl))
+        launch = _Launch((programs, 1, 1), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(pdl))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         _check(self._driver.cuLaunchKernelEx(ctypes.byref(launch), self._function, pointers, None))
 
