@@ -62,6 +62,34 @@ class Arguments(ctypes.Structure):
     ]  # fmt: skip
 
 
+_compiled: dict[torch.device, bool] = {}
+
+
+def usable(layers: Sequence[Weights], heads: Sequence[Tensor], keys: Tensor) -> bool:
+    """Whether passes of this Predictor can be made here."""
+    return keys.dtype == torch.bfloat16 and keys.is_cuda and _suits(layers, heads, keys) and _compiles(keys.device)
+
+
+def _suits(layers: Sequence[Weights], heads: Sequence[Tensor], keys: Tensor) -> bool:
+    shapes = [((HEADS + 2 * GROUPS) * WIDTH, HIDDEN), (HIDDEN, HEADS * WIDTH), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+    suits = all([tuple(matrix.shape) for matrix in (w.qkv, w.out, w.gate_up, w.down)] == shapes for w in layers)
+    suits = suits and all(head.shape == (CODES, HIDDEN) for head in heads) and keys.shape[2:] == (GROUPS, POSITIONS, WIDTH)
+    return suits and len(heads) < POSITIONS and len(heads) % SETS == 0
+
+
+def _compiles(device: torch.device) -> bool:
+    if device not in _compiled:
+        card = torch.cuda.get_device_properties(device)
+        _compiled[device] = (card.major, card.minor) == (9, 0) and card.multi_processor_count >= PROGRAMS
+        if _compiled[device]:
+            try:
+                _kernel(1)
+            except (RuntimeError, OSError) as error:
+                log.warning("the Code Predictor's passes kernel after kernel, as %s cannot be compiled: %s", SOURCE.name, error)
+                _compiled[device] = False
+    return _compiled[device]
+
+
 def packed(weight: Tensor, gated: bool = False) -> Tensor:
     """A matrix [out, in] as [PROGRAMS, ...]: what each program streams, in the order in which its warps' lanes read it. `gated`: the halves'
     rows by eights in turn."""
