@@ -69,13 +69,17 @@ class GpuPredictor:
     def draw(self, logits: Tensor, rows: Tensor, group: int, table: Tensor | None, following: Tensor | None) -> None:
         """Logits [R, codebook] -> the group's token into the slots' frames, and its row of `table` into `following` [R, width]."""
         s = self.slots
-        predictor_sample(logits, rows, group, self.config.groups, s.seed, s.steps, s.sampling, s.codes, table, following)
+        early = self._whole(len(rows)) is not None
+        predictor_sample(logits, rows, group, self.config.groups, s.seed, s.steps, s.sampling, s.codes, table, following, early)
+
+    def _whole(self, rows: int) -> frame_pass.FramePass | None:
+        return self.whole if rows <= frame_pass.MOST else None
 
     def _logits(self, x: Tensor, position: int, group: int) -> Tensor:
         """Of the group behind rows x as `_pass` takes them."""
-        rows = len(x) // 2 if position == 0 else len(x)
-        if self.whole is not None and rows <= frame_pass.MOST:
-            return self.whole.run(x, group - 1, position)
+        whole = self._whole(len(x) // 2 if position == 0 else len(x))
+        if whole is not None:
+            return whole.run(x, group - 1, position)
         return norm_linear(self._pass(x, position), self.config.body.eps, self.heads[group - 1])
 
     def _pass(self, x: Tensor, position: int) -> Tensor:

@@ -1,8 +1,8 @@
 // A pass of the Code Predictor, layers and head, as one kernel that stays on the card: x [rows, HIDDEN] -> logits [rows wanted, CODES].
 //
 // CTAS programs, one a multiprocessor. Each has its share of every matrix's outputs. Weights come to a ring in shared memory in the
-// order in which they are used; they depend on nothing, so memory never waits for the exchange of what does. The last warp that has taken its
-// part of a stage to its registers has the stage filled anew.
+// order in which they are used; they depend on nothing, so memory never waits for the exchange of what does. Each warp takes its part
+// to its registers before its inputs are there.
 //
 // Between two products all programs need what all have made. It goes through the L2 cache and carries its own news: an exchange is filled with
 // EMPTY, which no rounding makes, and who needs a word reads it until it is something else. There is no barrier and no fence. A word is written
@@ -28,8 +28,10 @@ constexpr int MOST_ROWS = 16;
 constexpr word EMPTY = 0xffffffffu;
 // Reads of a word that never comes: some seconds.
 constexpr int PATIENCE = 1 << 22;
-// Rows of partial sums are so much longer than their outputs, for the memory's banks.
-constexpr int APART = 4, WIDEST = 48 + APART;
+// A row of all warps' partial sums of so many outputs; longer than they are, for the memory's banks.
+template <int OUTPUTS>
+constexpr int SUMS_LINE = WARPS * OUTPUTS + 4;
+constexpr int LONGEST = SUMS_LINE<48>;
 
 struct Arguments {
     const bf16* x;
@@ -79,13 +81,9 @@ DEVICE void bring(void* to, const void* from, int bytes, u64* barrier, u64 polic
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                  ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
-DEVICE word count(word* counter) {
-    word before;
-    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(counter)) : "memory");
-    return before;
-}
 DEVICE void meet() { __syncthreads(); }
-DEVICE void meet_warp() { __syncwarp(); }
+DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+DEVICE bool any_of(bool one) { return __any_sync(0xffffffffu, one); }
 DEVICE float across(float value, int bits) { return __shfl_xor_sync(0xffffffffu, value, bits); }
 
 DEVICE void multiply_add(float (&c)[4], word a0, word a1, word a2, word a3, word b0, word b1) {
@@ -118,98 +116,88 @@ DEVICE word rounded(float low, float high) {
 }
 DEVICE float wide(word bits) { return __uint_as_float(bits); }
 DEVICE float exponential(float x) { return __expf(x); }
+DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
 extern __shared__ __align__(128) char shared_memory[];
 #endif
 
 DEVICE float low(word pair) { return wide(pair << 16); }
 DEVICE float high(word pair) { return wide(pair & 0xffff0000u); }
 DEVICE float number(bf16 x) { return wide((word)x << 16); }
-DEVICE float inverse_root(float squares, float count, float eps) { return 1.0f / sqrtf(squares / count + eps); }
-
-DEVICE bool there(const uint4& v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
-DEVICE bool there(const uint2& v) { return v.x != EMPTY && v.y != EMPTY; }
-DEVICE bool there(word v) { return v != EMPTY; }
-
-template <typename T>
-DEVICE T awaited(const T* p) {
-    T v = fresh(p);
-    for (int tries = 0; !there(v); v = fresh(p))
-        if (++tries > PATIENCE) give_up();
-    return v;
-}
+DEVICE float inverse_root(float squares, int count, float eps) { return rsqrtf(squares * (1.0f / count) + eps); }
+DEVICE word most(const uint4& v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 
 struct Shared {
     u64 full[MOST_STAGES];
-    word taken[MOST_STAGES];
     float scores[POSITIONS];
     float squares[WARPS][MOST_ROWS];
 };
 
-// The weights on their way: stage `number` of a pass lies in the ring at `at`.
+// The weights on their way: the stages of a pass come to places of the ring in turn.
 struct Ring {
-    Shared& s;
+    u64* full;
     char* memory;
-    const char* matrices;  // this program's, of the first layer
+    const char* matrices;  // this program's
     const char* head;
-    int stages, total, kept;
-    int number, at;
+    int stages, by_matrices, total, kept;
+    int at;
     word parity;
+    int filled, fill_at;
 
     static constexpr int BY_LAYER = (QKV * HIDDEN + HIDDEN * MIXED + 2 * INNER * HIDDEN + HIDDEN * INNER) / CTAS * 2 / STAGE;
     static constexpr int BY_HEAD = CODES * HIDDEN / CTAS * 2 / STAGE;
 
-    DEVICE void fill(int which, int place) {
-        const int layer = which / BY_LAYER, stage = which % BY_LAYER;
-        const char* from = which < total - BY_HEAD ? matrices + ((u64)layer * CTAS * BY_LAYER + stage) * STAGE
-                                                   : head + (which - (total - BY_HEAD)) * STAGE;
-        barrier_expect(&s.full[place], STAGE);
-        bring(memory + place * STAGE, from, STAGE, &s.full[place], which < kept ? kept_long() : used_once());
+    // Once all warps have taken what lay in `count` places. By one thread, always the same.
+    DEVICE void fill(int count) {
+#pragma unroll 1
+        for (; count && filled < total; count--, filled++) {
+            const char* from = filled < by_matrices ? matrices + filled * STAGE : head + (filled - by_matrices) * STAGE;
+            barrier_expect(&full[fill_at], STAGE);
+            bring(memory + fill_at * STAGE, from, STAGE, &full[fill_at], filled < kept ? kept_long() : used_once());
+            if (++fill_at == stages) fill_at = 0;
+        }
     }
 
-    // A product's weights to registers.
+    // A warp's part of a product's weights.
     template <int UNITS>
     DEVICE void take(uint4 (&w)[UNITS], int warp, int lane) {
 #pragma unroll
         for (int u = 0; u < UNITS; u += 2) {
-            barrier_wait(&s.full[at], parity);
+            barrier_wait(&full[at], parity);
             const char* from = memory + at * STAGE + warp * (2 * UNIT) + lane * 16;
             w[u] = *(const uint4*)from;
             w[u + 1] = *(const uint4*)(from + UNIT);
-            meet_warp();
-            if (lane == 0 && count(&s.taken[at]) % WARPS == WARPS - 1 && number + stages < total) fill(number + stages, at);
-            number++;
             if (++at == stages) at = 0, parity ^= 1;
         }
     }
 };
 
-// A warp's inputs, rows `apart` numbers apart; once they are there, if AWAITED.
+// A warp's inputs, rows `apart` numbers apart; once they are there, if AWAITED. Rows that are not there are the last one again.
 template <bool AWAITED, int PAIRS, int TILES>
 DEVICE void gather(uint4 (&x)[PAIRS][TILES], const bf16* from, int apart, int rows, int warp, int lane) {
-    const bf16* at = from + (lane >> 2) * apart + warp * 32 + (lane & 3) * 8;
+    const uint4* at[TILES];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        bool live = t * 8 + (lane >> 2) < rows;
-#pragma unroll
-        for (int p = 0; p < PAIRS; p++) x[p][t] = live ? fresh((const uint4*)(at + t * 8 * apart + p * 512)) : uint4{0, 0, 0, 0};
+        const int r = t * 8 + (lane >> 2);
+        at[t] = (const uint4*)(from + (r < rows ? r : rows - 1) * apart + warp * 32 + (lane & 3) * 8);
     }
-    for (int tries = 0; AWAITED;) {
-        bool all = true;
 #pragma unroll
-        for (int i = 0; i < PAIRS * TILES; i++) all = all && there(x[i / TILES][i % TILES]);
-        if (all) break;
+    for (int i = 0; i < PAIRS * TILES; i++) x[i / TILES][i % TILES] = fresh(at[i % TILES] + i / TILES * 64);
+    for (int tries = 0; AWAITED;) {
+        word any = 0;
+#pragma unroll
+        for (int i = 0; i < PAIRS * TILES; i++) any = max(any, most(x[i / TILES][i % TILES]));
+        if (!any_of(any == EMPTY)) break;
         if (++tries > PATIENCE) give_up();
 #pragma unroll
         for (int i = 0; i < PAIRS * TILES; i++)
-            if (!there(x[i / TILES][i % TILES])) x[i / TILES][i % TILES] = fresh((const uint4*)(at + i % TILES * 8 * apart + i / TILES * 512));
+            if (any_of(most(x[i / TILES][i % TILES]) == EMPTY)) x[i / TILES][i % TILES] = fresh(at[i % TILES] + i / TILES * 64);
     }
-    meet_warp();
 }
 
 // A warp's part of a product, EIGHTS times eight outputs: its sums, and with NORM its inputs' squares, to shared memory.
 template <int EIGHTS, int PAIRS, int TILES, bool NORM>
 DEVICE void multiply(const uint4 (&w)[EIGHTS * PAIRS], const uint4 (&x)[PAIRS][TILES], float* sums, float* squares, int rows, int warp, int lane) {
-    constexpr int CHAINS = EIGHTS == 1 ? 2 : EIGHTS / 2, LINE = EIGHTS * 8 + APART;
+    constexpr int CHAINS = EIGHTS == 1 ? 2 : EIGHTS / 2, OUTPUTS = EIGHTS * 8, LINE = SUMS_LINE<OUTPUTS>;
     float c[CHAINS][TILES][4] = {};
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
@@ -223,7 +211,7 @@ DEVICE void multiply(const uint4 (&w)[EIGHTS * PAIRS], const uint4 (&x)[PAIRS][T
                 multiply_add(sum, first.x, second.x, first.y, second.y, b.x, b.y);
                 multiply_add(sum, first.z, second.z, first.w, second.w, b.z, b.w);
             }
-    float* mine = sums + warp * rows * LINE;
+    float* mine = sums + warp * OUTPUTS;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         int r = t * 8 + (lane & 3) * 2, m = lane >> 2;
@@ -250,47 +238,58 @@ DEVICE void multiply(const uint4 (&w)[EIGHTS * PAIRS], const uint4 (&x)[PAIRS][T
     }
 }
 
-// What all warps have of output m of row r.
-template <int LINE>
-DEVICE float total(const float* sums, int rows, int r, int m) {
-    float sum = 0.0f;
+// Of all warps, in an order that is always the same.
+template <int APART>
+DEVICE float total(const float* parts) {
+    float sums[4] = {parts[0], parts[APART], parts[2 * APART], parts[3 * APART]};
 #pragma unroll
-    for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * rows + r) * LINE + m];
-    return sum;
+    for (int warp = 4; warp < WARPS; warp++) sums[warp % 4] += parts[warp * APART];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-DEVICE float norm_of(const float* squares, int r, float eps) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < WARPS; warp++) sum += squares[warp * MOST_ROWS + r];
-    return inverse_root(sum, HIDDEN, eps);
+// What they have of output m of row r.
+template <int OUTPUTS>
+DEVICE float product(const float* sums, int r, int m) {
+    return total<OUTPUTS>(sums + r * SUMS_LINE<OUTPUTS> + m);
 }
+
+DEVICE float norm_of(const float* squares, int r, float eps) { return inverse_root(total<MOST_ROWS>(squares + r), HIDDEN, eps); }
 
 // Two neighbouring lanes' numbers as one word, into every copy of the exchange.
 DEVICE void give(bf16* exchange, int offset, int copies, int copy, float value, bool live, int lane) {
     float other = across(value, 1);
     if (live && lane % 2 == 0) {
         word pair = rounded(value, other);
+#pragma unroll 1
         for (int c = 0; c < copies; c++) publish((word*)(exchange + c * copy + offset), pair);
     }
 }
 
-// Four numbers of a head from 4 * lane on, normed and rotated.
-DEVICE void turn(float (&v)[4], uint2 raw, uint2 norm, float4 c, float4 s, float eps, int lane) {
-    v[0] = low(raw.x), v[1] = high(raw.x), v[2] = low(raw.y), v[3] = high(raw.y);
-    float square = v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
+// Four numbers of a query's head and of a key's from 4 * lane on, normed and rotated: side by side, as each waits for other lanes often.
+DEVICE void turn(float (&v)[2][4], const uint2 (&raw)[2], const uint2 (&norm)[2], const float4 (&c)[2], const float4 (&s)[2], float eps, int lane) {
+    float square[2], other[2][4];
+    const float sign = lane < 16 ? -1.0f : 1.0f;
 #pragma unroll
-    for (int bits = 16; bits; bits /= 2) square += across(square, bits);
-    float root = inverse_root(square, WIDTH, eps);
-    v[0] *= root * low(norm.x), v[1] *= root * high(norm.x), v[2] *= root * low(norm.y), v[3] *= root * high(norm.y);
-    float sign = lane < 16 ? -1.0f : 1.0f;
-    float other[4];
+    for (int i = 0; i < 2; i++) {
+        v[i][0] = low(raw[i].x), v[i][1] = high(raw[i].x), v[i][2] = low(raw[i].y), v[i][3] = high(raw[i].y);
+        square[i] = v[i][0] * v[i][0] + v[i][1] * v[i][1] + v[i][2] * v[i][2] + v[i][3] * v[i][3];
+        v[i][0] *= low(norm[i].x), v[i][1] *= high(norm[i].x), v[i][2] *= low(norm[i].y), v[i][3] *= high(norm[i].y);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; i++) other[i] = across(v[i], 16);
-    v[0] = v[0] * c.x + sign * other[0] * s.x;
-    v[1] = v[1] * c.y + sign * other[1] * s.y;
-    v[2] = v[2] * c.z + sign * other[2] * s.z;
-    v[3] = v[3] * c.w + sign * other[3] * s.w;
+    for (int i = 0; i < 8; i++) other[i / 4][i % 4] = across(v[i / 4][i % 4], 16);
+#pragma unroll
+    for (int bits = 16; bits; bits /= 2) {
+        const float first = across(square[0], bits), second = across(square[1], bits);
+        square[0] += first, square[1] += second;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float root = inverse_root(square[i], WIDTH, eps);
+        v[i][0] = root * (v[i][0] * c[i].x + sign * other[i][0] * s[i].x);
+        v[i][1] = root * (v[i][1] * c[i].y + sign * other[i][1] * s[i].y);
+        v[i][2] = root * (v[i][2] * c[i].z + sign * other[i][2] * s[i].z);
+        v[i][3] = root * (v[i][3] * c[i].w + sign * other[i][3] * s[i].w);
+    }
 }
 
 // One row and query head a program: a warp makes the score of the position it is numbered as, two warps mix the values.
@@ -298,44 +297,45 @@ DEVICE void attend(const Arguments& a, int layer, const bf16* qkv, bf16* exchang
     const int places = a.first ? a.rows / 2 : a.rows, r = item / HEADS, head = item % HEADS, group = head / (HEADS / GROUPS);
     const int last = a.first ? 1 : a.position, line = a.first ? places + r : r, tid = warp * 32 + lane;
     const u64 cache = (((u64)layer * a.cache_places + r) * GROUPS + group) * POSITIONS * WIDTH;
-    const bool writes = head % (HEADS / GROUPS) == 0;
-    word v[POSITIONS];
-    if (tid < WIDTH / 2)
+    const bool writes = head % (HEADS / GROUPS) == 0, mixes = warp < 2, scored = warp <= last, own = scored && (a.first || warp == last);
+    word v[POSITIONS], v_own = 0, v_first = 0;
+    if (mixes)
 #pragma unroll
         for (int p = 0; p < POSITIONS; p++) v[p] = !a.first && p < last ? fresh((const word*)(a.values + cache + p * WIDTH + 2 * tid)) : 0;
-    if (warp <= last) {
+    if (mixes || scored) {
         const bf16* norms = a.norms + layer * 2 * WIDTH + 4 * lane;
-        const uint2 q_norm = *(const uint2*)norms, k_norm = *(const uint2*)(norms + WIDTH);
-        const bool own = a.first || warp == last;
+        const uint2 norm[2] = {*(const uint2*)norms, *(const uint2*)(norms + WIDTH)};
         const int angle = warp * (WIDTH / 2) + lane % 16 * 4, q_angle = last * (WIDTH / 2) + lane % 16 * 4;
-        const float4 qc = *(const float4*)(a.cos + q_angle), qs = *(const float4*)(a.sin + q_angle);
-        const float4 kc = *(const float4*)(a.cos + angle), ks = *(const float4*)(a.sin + angle);
+        const float4 c[2] = {*(const float4*)(a.cos + q_angle), *(const float4*)(a.cos + angle)};
+        const float4 s[2] = {*(const float4*)(a.sin + q_angle), *(const float4*)(a.sin + angle)};
         bf16* key = a.keys + cache + warp * WIDTH + 4 * lane;
         uint2 k = {0, 0};
-        if (!own) k = fresh((const uint2*)key);
-        float q[4];
-        turn(q, awaited((const uint2*)(qkv + line * row + head * WIDTH + 4 * lane)), q_norm, qc, qs, a.eps, lane);
-        if (own) {
-            float turned[4];
-            const int from = a.first && warp == 0 ? r : line;
-            turn(turned, awaited((const uint2*)(qkv + from * row + (HEADS + group) * WIDTH + 4 * lane)), k_norm, kc, ks, a.eps, lane);
-            k.x = rounded(turned[0], turned[1]), k.y = rounded(turned[2], turned[3]);
-            if (writes) *(uint2*)key = k;
+        if (scored && !own) k = fresh((const uint2*)key);
+        // Where there is nothing to be read: the query again.
+        const bf16* const q_at = qkv + line * row + head * WIDTH + 4 * lane;
+        const bf16* const k_at = own ? qkv + (a.first && warp == 0 ? r : line) * row + (HEADS + group) * WIDTH + 4 * lane : q_at;
+        const int value = (HEADS + GROUPS + group) * WIDTH + 2 * tid;
+        const bf16* const v_at = mixes ? qkv + line * row + value : q_at;
+        const bf16* const v_first_at = mixes && a.first ? qkv + r * row + value : v_at;
+        uint2 raw[2];
+        for (int tries = 0;;) {
+            raw[0] = fresh((const uint2*)q_at), raw[1] = fresh((const uint2*)k_at);
+            v_own = fresh((const word*)v_at), v_first = fresh((const word*)v_first_at);
+            if (!any_of(max(max(max(raw[0].x, raw[0].y), max(raw[1].x, raw[1].y)), max(v_own, v_first)) == EMPTY)) break;
+            if (++tries > PATIENCE) give_up();
         }
-        const word low_q = rounded(q[0] * a.scale, q[1] * a.scale), high_q = rounded(q[2] * a.scale, q[3] * a.scale);
+        float turned[2][4];
+        turn(turned, raw, norm, c, s, a.eps, lane);
+        if (own) k.x = rounded(turned[1][0], turned[1][1]), k.y = rounded(turned[1][2], turned[1][3]);
+        const word low_q = rounded(turned[0][0] * a.scale, turned[0][1] * a.scale), high_q = rounded(turned[0][2] * a.scale, turned[0][3] * a.scale);
         float score = low(low_q) * low(k.x) + high(low_q) * high(k.x) + low(high_q) * low(k.y) + high(high_q) * high(k.y);
 #pragma unroll
         for (int bits = 16; bits; bits /= 2) score += across(score, bits);
-        if (lane == 0) scores[warp] = score;
-    }
-    word v_own = 0, v_first = 0;
-    if (tid < WIDTH / 2) {
-        const int at = (HEADS + GROUPS + group) * WIDTH + 2 * tid;
-        v_own = awaited((const word*)(qkv + line * row + at));
-        if (writes) *(word*)(a.values + cache + last * WIDTH + 2 * tid) = v_own;
-        if (a.first) {
-            v_first = awaited((const word*)(qkv + r * row + at));
-            if (writes) *(word*)(a.values + cache + 2 * tid) = v_first;
+        if (scored && lane == 0) scores[warp] = score;
+        if (writes && own) *(uint2*)key = k;
+        if (writes && mixes) {
+            *(word*)(a.values + cache + last * WIDTH + 2 * tid) = v_own;
+            if (a.first) *(word*)(a.values + cache + 2 * tid) = v_first;
         }
     }
     meet();
@@ -352,7 +352,8 @@ DEVICE void attend(const Arguments& a, int layer, const bf16* qkv, bf16* exchang
                 mixed_low += weight * low(pair);
                 mixed_high += weight * high(pair);
             }
-        const word pair = rounded(mixed_low / sum, mixed_high / sum);
+        const word pair = rounded(quotient(mixed_low, sum), quotient(mixed_high, sum));
+#pragma unroll 1
         for (int c = 0; c < a.copies; c++) {
             bf16* to = exchange + c * copy + AT_MIXED + head * WIDTH + 2 * tid;
             publish((word*)(to + line * row), pair);
@@ -365,19 +366,17 @@ DEVICE void attend(const Arguments& a, int layer, const bf16* qkv, bf16* exchang
 template <int TILES>
 DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
     Shared& s = *(Shared*)memory;
-    const int warp = tid / 32, lane = tid % 32, rows = a.rows;
+    const int warp = uniform(tid / 32), lane = tid % 32, rows = a.rows;
     float* const part = (float*)(memory + (sizeof(Shared) + 127) / 128 * 128);
-    const int half = WARPS * rows * WIDEST;
-    const int total_stages = a.layers * Ring::BY_LAYER + Ring::BY_HEAD;
-    Ring ring = {s, (char*)(part + 2 * half), a.matrices + (u64)cta * Ring::BY_LAYER * STAGE, a.head + (u64)cta * Ring::BY_HEAD * STAGE,
-                 a.stages, total_stages, a.kept, 0, 0, 0};
-    if (tid == 0) {
-        for (int i = 0; i < a.stages; i++) {
-            barrier_init(&s.full[i], 1);
-            s.taken[i] = 0;
-        }
+    const int half = rows * LONGEST;
+    const int by_matrices = a.layers * Ring::BY_LAYER;
+    Ring ring = {s.full, (char*)(part + 2 * half), a.matrices + (u64)cta * by_matrices * STAGE, a.head + (u64)cta * Ring::BY_HEAD * STAGE,
+                 a.stages, by_matrices, by_matrices + Ring::BY_HEAD, a.kept, 0, 0, 0, 0};
+    const bool fills = tid == THREADS - 1;
+    if (fills) {
+        for (int i = 0; i < a.stages; i++) barrier_init(&s.full[i], 1);
         barriers_ready();
-        for (int i = 0; i < a.stages; i++) ring.fill(i, i);
+        ring.fill(a.stages);
     }
     meet();
     const int row = a.layers * LAYER, copy = MOST_ROWS * row, places = a.first ? rows / 2 : rows;
@@ -399,9 +398,10 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             gather<true>(x, read + at - LAYER + AT_END, row, rows, warp, lane);
         multiply<4, 2, TILES, true>(qkv, x, part, s.squares[0], rows, warp, lane);
         meet();
+        if (fills) ring.fill(4);
         if (warp < rows)
             give(a.exchange, warp * row + at + AT_QKV + cta * 32 + lane, 1, copy,
-                 total<32 + APART>(part, rows, warp, lane) * norm_of(s.squares[0], warp, a.eps), true, lane);
+                 product<32>(part, warp, lane) * norm_of(s.squares[0], warp, a.eps), true, lane);
         if (layer == 0) {
             // The pass before the last one has left it full.
             const int many = row / 8;
@@ -416,8 +416,9 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             multiply<1, 4, TILES, false>(out, mixed, part + half, nullptr, rows, warp, lane);
         }
         meet();
+        if (fills) ring.fill(2);
         if (near8) {
-            residual = low(rounded(residual + total<8 + APART>(part + half, rows, r8, m8), 0.0f));
+            residual = low(rounded(residual + product<8>(part + half, r8, m8), 0.0f));
             give(a.exchange, r8 * row + at + AT_MIDDLE + cta * 8 + m8, a.copies, copy, residual, live8, lane);
         }
         {
@@ -427,11 +428,12 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             multiply<6, 2, TILES, true>(gate_up, x, part, s.squares[0], rows, warp, lane);
         }
         meet();
+        if (fills) ring.fill(6);
         if (warp * 32 < 24 * rows) {
             const int r = tid / 24 < rows ? tid / 24 : 0, u = tid % 24, m = u / 8 * 16 + u % 8;
             const float norm = norm_of(s.squares[0], r, a.eps);
-            const float gate = total<48 + APART>(part, rows, r, m) * norm, up = total<48 + APART>(part, rows, r, m + 8) * norm;
-            give(a.exchange, r * row + at + AT_GATED + cta * 24 + u, a.copies, copy, gate / (1.0f + exponential(-gate)) * up, tid / 24 < rows, lane);
+            const float gate = product<48>(part, r, m) * norm, up = product<48>(part, r, m + 8) * norm;
+            give(a.exchange, r * row + at + AT_GATED + cta * 24 + u, a.copies, copy, quotient(gate, 1.0f + exponential(-gate)) * up, tid / 24 < rows, lane);
         }
         {
             uint4 down[6], gated[6][TILES];
@@ -440,8 +442,9 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             multiply<1, 6, TILES, false>(down, gated, part + half, nullptr, rows, warp, lane);
         }
         meet();
+        if (fills) ring.fill(3);
         if (near8) {
-            residual = low(rounded(residual + total<8 + APART>(part + half, rows, r8, m8), 0.0f));
+            residual = low(rounded(residual + product<8>(part + half, r8, m8), 0.0f));
             give(a.exchange, r8 * row + at + AT_END + cta * 8 + m8, a.copies, copy, residual, live8, lane);
         }
         if (layer + 1 < a.layers) ring.take(qkv, warp, lane);
@@ -453,7 +456,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
     meet();
     const int r = tid / 16, unwanted = rows - places;
     if (r < rows) {
-        const float value = total<16 + APART>(part, rows, r, tid % 16) * norm_of(s.squares[0], r, a.eps);
+        const float value = product<16>(part, r, tid % 16) * norm_of(s.squares[0], r, a.eps);
         if (r >= unwanted) a.logits[(r - unwanted) * CODES + cta * 16 + tid % 16] = (bf16)rounded(value, 0.0f);
     }
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import nvrtc
+from engine.kernels.gpu import by_kernel, nvrtc
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ SETS = 3
 """Exchanges that passes take turns at."""
 _ROWS = 2 * MOST
 _LAYER = (HEADS + 2 * GROUPS) * WIDTH + HEADS * WIDTH + HIDDEN + INNER + HIDDEN
-_SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1280, 16384, 13, 2 * WARPS * 52 * 4
+_SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1280, 16384, 13, 2 * (WARPS * 48 + 4) * 4
 
 
 class Weights(Protocol):
@@ -67,7 +67,7 @@ _compiled: dict[torch.device, bool] = {}
 
 def usable(layers: Sequence[Weights], heads: Sequence[Tensor], keys: Tensor) -> bool:
     """Whether passes of this Predictor can be made here."""
-    return keys.dtype == torch.bfloat16 and keys.is_cuda and _suits(layers, heads, keys) and _compiles(keys.device)
+    return by_kernel(keys) and keys.is_cuda and keys.dtype == torch.bfloat16 and _suits(layers, heads, keys) and _compiles(keys.device)
 
 
 def _suits(layers: Sequence[Weights], heads: Sequence[Tensor], keys: Tensor) -> bool:
@@ -121,7 +121,7 @@ class FramePass:
     def __init__(
         self, layers: Sequence[Weights], heads: Sequence[Tensor], cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, eps: float, scale: float
     ) -> None:
-        self.matrices = torch.stack([packed_layer(w) for w in layers])
+        self.matrices = torch.cat([packed_layer(w) for w in layers], 1)
         self.heads = [packed(head) for head in heads]
         self.norms = torch.stack([torch.stack((w.q_norm, w.k_norm)) for w in layers]).contiguous()
         self.cos, self.sin, self.keys, self.values, self.eps, self.scale = cos.contiguous(), sin.contiguous(), keys, values, eps, scale

@@ -1,8 +1,11 @@
-"""CUDA C++ compiled at start by NVRTC, which comes with torch, and launched through the driver."""
+"""CUDA C++ compiled on first use by NVRTC, which comes with torch, kept in the user's cache, and launched through the driver."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -42,12 +45,42 @@ class Kernel:
         _check(self._driver.cuLaunchKernelEx(ctypes.byref(launch), self._function, pointers, None))
 
 
-def load(source: Path, architecture: str, *options: str) -> ctypes.c_void_p:
+def load(source: Path, architecture: str) -> ctypes.c_void_p:
     """The module of a source file. Raises RuntimeError with the compiler's words, OSError where there is no compiler."""
-    nvrtc = _nvrtc()
+    binary = _built(source, architecture)
+    # The driver wants a context, which torch makes with its first stream.
+    torch.cuda.current_stream().synchronize()
+    module = ctypes.c_void_p()
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
+    return module
+
+
+def _built(source: Path, architecture: str) -> bytes:
+    """Compiled, unless an identical one lies in the cache."""
+    nvrtc = ctypes.CDLL(f"libnvrtc.so.{str(torch.version.cuda).split('.')[0]}")
+    version = ctypes.c_int(), ctypes.c_int()
+    _ok(nvrtc.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1])))
+    key = hashlib.sha256(f"{version[0].value}.{version[1].value} {architecture} {source.read_text()}".encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vivavoce"
+    target = cache / f"{source.stem}-{key.hexdigest()[:16]}.cubin"
+    if target.exists():
+        return target.read_bytes()
+    binary = _compiled(nvrtc, source, architecture)
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as work:
+            work.write(binary)
+        # Renamed into place whole: another engine may start at the same moment.
+        os.replace(work.name, target)
+    except OSError:
+        pass  # No home to write to: compiled anew in each process.
+    return binary
+
+
+def _compiled(nvrtc: ctypes.CDLL, source: Path, architecture: str) -> bytes:
     program = ctypes.c_void_p()
     _ok(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
-    flags = [f"--gpu-architecture={architecture}", "--std=c++17", *options]
+    flags = [f"--gpu-architecture={architecture}", "--std=c++17"]
     failed = nvrtc.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags)))
     size = ctypes.c_size_t()
     if failed:
@@ -59,15 +92,7 @@ def load(source: Path, architecture: str, *options: str) -> ctypes.c_void_p:
     binary = ctypes.create_string_buffer(size.value)
     _ok(nvrtc.nvrtcGetCUBIN(program, binary))
     _ok(nvrtc.nvrtcDestroyProgram(ctypes.byref(program)))
-    # The driver wants a context, which torch makes with its first stream.
-    torch.cuda.current_stream().synchronize()
-    module = ctypes.c_void_p()
-    _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
-    return module
-
-
-def _nvrtc() -> ctypes.CDLL:
-    return ctypes.CDLL(f"libnvrtc.so.{str(torch.version.cuda).split('.')[0]}")
+    return binary.raw
 
 
 def _driver() -> ctypes.CDLL:

@@ -83,7 +83,6 @@ static void barrier_wait(u64* b, word parity) {
 static u64 used_once() { return 0; }
 static u64 kept_long() { return 1; }
 static void bring(void* to, const void* from, int bytes, u64* barrier, u64) { copies_pending.push_back({to, from, bytes, barrier}); }
-static word count(word* counter) { return (*counter)++; }
 static void meet() {
     Program& p = programs[now->cta];
     int generation = p.generation;
@@ -108,6 +107,19 @@ static float across(float value, int bits) {
     result = ((float*)w.b)[lane_now() ^ bits];
     meet_warp();
     return result;
+}
+static int uniform(int value) { return value; }
+static bool any_of(bool one) {
+    Warp& w = my_warp();
+    while (w.left) pause_fiber();
+    w.a[lane_now()][0] = one;
+    with_warp([](Warp& all) {
+        all.b[0][0] = 0;
+        for (auto& a : all.a) all.b[0][0] |= a[0];
+    });
+    bool any = w.b[0][0];
+    meet_warp();
+    return any;
 }
 static float wide(word bits) {
     float value;
@@ -153,6 +165,9 @@ static word bits_of(float x) {
 }
 static word rounded(float low, float high) { return bits_of(low) | bits_of(high) << 16; }
 static float exponential(float x) { return expf(x); }
+static float quotient(float x, float y) { return x / y; }
+static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+using std::max;
 
 #include "../../../engine/kernels/gpu/frame_pass.cu"
 
