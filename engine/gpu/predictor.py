@@ -60,7 +60,7 @@ class GpuPredictor:
         for group in range(1, self.config.groups):
             logits = self._logits(x, position, group)
             final = group == self.config.groups - 1
-            following = None if final else torch.empty_like(x)
+            following = None if final else torch.empty(count, self.config.body.hidden, dtype=x.dtype, device=s.device)
             self.draw(logits, rows, group, None if final else self.inputs[group], following)
             if following is not None:
                 x, position = following, group + 1

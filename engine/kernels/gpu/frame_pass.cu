@@ -1,8 +1,8 @@
 // A pass of the Code Predictor, layers and head, as one kernel that stays on the card: x [rows, HIDDEN] -> logits [rows wanted, CODES].
 //
 // CTAS programs, one a multiprocessor. Each has its share of every matrix's outputs. Weights come to a ring in shared memory in the
-// order in which they are used; they depend on nothing, so memory never waits for the exchange of what does. Each warp takes its part
-// to its registers before its inputs are there.
+// order in which they are used; they depend on nothing, so memory never waits for the exchange of what does. But what is exchanged waits behind
+// weights on their way, so there are never more of them than memory needs. Each warp takes its part to registers before its inputs are there.
 //
 // Between two products all programs need what all have made. It goes through the L2 cache and carries its own news: an exchange is filled with
 // EMPTY, which no rounding makes, and who needs a word reads it until it is something else. There is no barrier and no fence. A word is written
@@ -16,7 +16,8 @@ typedef unsigned short bf16;
 typedef unsigned int word;
 typedef unsigned long long u64;
 
-constexpr int CTAS = 128, WARPS = 16, THREADS = 32 * WARPS;
+// The last warp brings the weights.
+constexpr int CTAS = 128, WARPS = 16, THREADS = 32 * WARPS + 32;
 constexpr int HIDDEN = 1024, HEADS = 16, GROUPS = 8, WIDTH = 128, POSITIONS = 16, INNER = 3072, CODES = 2048;
 constexpr int QKV = (HEADS + 2 * GROUPS) * WIDTH, MIXED = HEADS * WIDTH;
 // A warp's part of a stage is two units of 8 outputs and 32 inputs: 16 bytes a lane each.
@@ -46,7 +47,7 @@ struct Arguments {
     bf16* exchange;  // [copies, MOST_ROWS, layers, LAYER], this pass's set
     bf16* next;  // the next pass's set
     float eps, scale;
-    int layers, rows, first, position, cache_places, copies, next_rows, stages, kept;
+    int layers, rows, first, position, cache_places, copies, next_rows, stages, on_their_way;
 };
 
 #ifndef EMULATED
@@ -59,6 +60,7 @@ DEVICE void barrier_init(u64* barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 DEVICE void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void barrier_arrive(u64* barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
 DEVICE void barrier_expect(u64* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
@@ -72,16 +74,13 @@ DEVICE u64 used_once() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-DEVICE u64 kept_long() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 DEVICE void bring(void* to, const void* from, int bytes, u64* barrier, u64 policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                  ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
-DEVICE void meet() { __syncthreads(); }
+// Those who multiply; and all.
+DEVICE void meet() { asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory"); }
+DEVICE void meet_all() { __syncthreads(); }
 DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 DEVICE bool any_of(bool one) { return __any_sync(0xffffffffu, one); }
 DEVICE float across(float value, int bits) { return __shfl_xor_sync(0xffffffffu, value, bits); }
@@ -127,33 +126,56 @@ DEVICE float inverse_root(float squares, int count, float eps) { return rsqrtf(s
 DEVICE word most(const uint4& v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 
 struct Shared {
-    u64 full[MOST_STAGES];
+    u64 full[MOST_STAGES], empty[MOST_STAGES];
     float scores[POSITIONS];
     float squares[WARPS][MOST_ROWS];
 };
 
-// The weights on their way: the stages of a pass come to places of the ring in turn.
-struct Ring {
-    u64* full;
-    char* memory;
-    const char* matrices;  // this program's
-    const char* head;
-    int stages, by_matrices, total, kept;
+constexpr int BY_LAYER = (QKV * HIDDEN + HIDDEN * MIXED + 2 * INNER * HIDDEN + HIDDEN * INNER) / CTAS * 2 / STAGE;
+constexpr int BY_HEAD = CODES * HIDDEN / CTAS * 2 / STAGE;
+
+// A place in the ring, and how often it was passed.
+struct Place {
     int at;
     word parity;
-    int filled, fill_at;
+    DEVICE void move_on(int stages) {
+        if (++at == stages) at = 0, parity ^= 1;
+    }
+};
 
-    static constexpr int BY_LAYER = (QKV * HIDDEN + HIDDEN * MIXED + 2 * INNER * HIDDEN + HIDDEN * INNER) / CTAS * 2 / STAGE;
-    static constexpr int BY_HEAD = CODES * HIDDEN / CTAS * 2 / STAGE;
+// All weights of a pass, by one thread.
+DEVICE void bring_weights(const Arguments& a, Shared& s, char* memory, int cta) {
+    const int by_matrices = a.layers * BY_LAYER;
+    const char* const matrices = a.matrices + (u64)cta * by_matrices * STAGE;
+    const char* const head = a.head + (u64)cta * BY_HEAD * STAGE;
+    const u64 policy = used_once();
+    Place free = {0, 1}, arrived = {0, 0};
+#pragma unroll 1
+    for (int n = 0; n < by_matrices + BY_HEAD; n++) {
+        barrier_wait(&s.empty[free.at], free.parity);
+        if (n >= a.on_their_way) {
+            barrier_wait(&s.full[arrived.at], arrived.parity);
+            arrived.move_on(a.stages);
+        }
+        barrier_expect(&s.full[free.at], STAGE);
+        bring(memory + free.at * STAGE, n < by_matrices ? matrices + n * STAGE : head + (n - by_matrices) * STAGE, STAGE, &s.full[free.at], policy);
+        free.move_on(a.stages);
+    }
+}
+
+// What those who multiply see of the ring.
+struct Ring {
+    Shared& s;
+    const char* memory;
+    int stages;
+    Place taken, emptied;
 
     // Once all warps have taken what lay in `count` places. By one thread, always the same.
-    DEVICE void fill(int count) {
+    DEVICE void empty(int count) {
 #pragma unroll 1
-        for (; count && filled < total; count--, filled++) {
-            const char* from = filled < by_matrices ? matrices + filled * STAGE : head + (filled - by_matrices) * STAGE;
-            barrier_expect(&full[fill_at], STAGE);
-            bring(memory + fill_at * STAGE, from, STAGE, &full[fill_at], filled < kept ? kept_long() : used_once());
-            if (++fill_at == stages) fill_at = 0;
+        for (; count; count--) {
+            barrier_arrive(&s.empty[emptied.at]);
+            emptied.move_on(stages);
         }
     }
 
@@ -162,11 +184,11 @@ struct Ring {
     DEVICE void take(uint4 (&w)[UNITS], int warp, int lane) {
 #pragma unroll
         for (int u = 0; u < UNITS; u += 2) {
-            barrier_wait(&full[at], parity);
-            const char* from = memory + at * STAGE + warp * (2 * UNIT) + lane * 16;
+            barrier_wait(&s.full[taken.at], taken.parity);
+            const char* from = memory + taken.at * STAGE + warp * (2 * UNIT) + lane * 16;
             w[u] = *(const uint4*)from;
             w[u + 1] = *(const uint4*)(from + UNIT);
-            if (++at == stages) at = 0, parity ^= 1;
+            taken.move_on(stages);
         }
     }
 };
@@ -190,7 +212,7 @@ DEVICE void gather(uint4 (&x)[PAIRS][TILES], const bf16* from, int apart, int ro
         if (++tries > PATIENCE) give_up();
 #pragma unroll
         for (int i = 0; i < PAIRS * TILES; i++)
-            if (any_of(most(x[i / TILES][i % TILES]) == EMPTY)) x[i / TILES][i % TILES] = fresh(at[i % TILES] + i / TILES * 64);
+            if (rows <= 2 || any_of(most(x[i / TILES][i % TILES]) == EMPTY)) x[i / TILES][i % TILES] = fresh(at[i % TILES] + i / TILES * 64);
     }
 }
 
@@ -363,22 +385,12 @@ DEVICE void attend(const Arguments& a, int layer, const bf16* qkv, bf16* exchang
     }
 }
 
+// What 16 warps do with them.
 template <int TILES>
-DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
-    Shared& s = *(Shared*)memory;
-    const int warp = uniform(tid / 32), lane = tid % 32, rows = a.rows;
-    float* const part = (float*)(memory + (sizeof(Shared) + 127) / 128 * 128);
-    const int half = rows * LONGEST;
-    const int by_matrices = a.layers * Ring::BY_LAYER;
-    Ring ring = {s.full, (char*)(part + 2 * half), a.matrices + (u64)cta * by_matrices * STAGE, a.head + (u64)cta * Ring::BY_HEAD * STAGE,
-                 a.stages, by_matrices, by_matrices + Ring::BY_HEAD, a.kept, 0, 0, 0, 0};
-    const bool fills = tid == THREADS - 1;
-    if (fills) {
-        for (int i = 0; i < a.stages; i++) barrier_init(&s.full[i], 1);
-        barriers_ready();
-        ring.fill(a.stages);
-    }
-    meet();
+DEVICE void multiply_all(const Arguments& a, Shared& s, float* part, const char* stages, int cta, int warp, int lane) {
+    const int rows = a.rows, half = rows * LONGEST, tid = 32 * warp + lane;
+    Ring ring = {s, stages, a.stages, {0, 0}, {0, 0}};
+    const bool empties = tid == 32 * WARPS - 1;
     const int row = a.layers * LAYER, copy = MOST_ROWS * row, places = a.first ? rows / 2 : rows;
     const bf16* const read = a.exchange + cta % a.copies * copy;
     uint4 x[2][TILES], qkv[8];
@@ -398,7 +410,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             gather<true>(x, read + at - LAYER + AT_END, row, rows, warp, lane);
         multiply<4, 2, TILES, true>(qkv, x, part, s.squares[0], rows, warp, lane);
         meet();
-        if (fills) ring.fill(4);
+        if (empties) ring.empty(4);
         if (warp < rows)
             give(a.exchange, warp * row + at + AT_QKV + cta * 32 + lane, 1, copy,
                  product<32>(part, warp, lane) * norm_of(s.squares[0], warp, a.eps), true, lane);
@@ -416,7 +428,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             multiply<1, 4, TILES, false>(out, mixed, part + half, nullptr, rows, warp, lane);
         }
         meet();
-        if (fills) ring.fill(2);
+        if (empties) ring.empty(2);
         if (near8) {
             residual = low(rounded(residual + product<8>(part + half, r8, m8), 0.0f));
             give(a.exchange, r8 * row + at + AT_MIDDLE + cta * 8 + m8, a.copies, copy, residual, live8, lane);
@@ -428,7 +440,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             multiply<6, 2, TILES, true>(gate_up, x, part, s.squares[0], rows, warp, lane);
         }
         meet();
-        if (fills) ring.fill(6);
+        if (empties) ring.empty(6);
         if (warp * 32 < 24 * rows) {
             const int r = tid / 24 < rows ? tid / 24 : 0, u = tid % 24, m = u / 8 * 16 + u % 8;
             const float norm = norm_of(s.squares[0], r, a.eps);
@@ -442,7 +454,7 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
             multiply<1, 6, TILES, false>(down, gated, part + half, nullptr, rows, warp, lane);
         }
         meet();
-        if (fills) ring.fill(3);
+        if (empties) ring.empty(3);
         if (near8) {
             residual = low(rounded(residual + product<8>(part + half, r8, m8), 0.0f));
             give(a.exchange, r8 * row + at + AT_END + cta * 8 + m8, a.copies, copy, residual, live8, lane);
@@ -459,6 +471,26 @@ DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
         const float value = product<16>(part, r, tid % 16) * norm_of(s.squares[0], r, a.eps);
         if (r >= unwanted) a.logits[(r - unwanted) * CODES + cta * 16 + tid % 16] = (bf16)rounded(value, 0.0f);
     }
+}
+
+template <int TILES>
+DEVICE void pass(const Arguments& a, char* memory, int cta, int tid) {
+    Shared& s = *(Shared*)memory;
+    const int warp = uniform(tid / 32), lane = tid % 32;
+    float* const part = (float*)(memory + (sizeof(Shared) + 127) / 128 * 128);
+    char* const stages = (char*)(part + 2 * a.rows * LONGEST);
+    if (tid == 0) {
+        for (int i = 0; i < a.stages; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], 1);
+        }
+        barriers_ready();
+    }
+    meet_all();
+    if (warp < WARPS)
+        multiply_all<TILES>(a, s, part, stages, cta, warp, lane);
+    else if (lane == 0)
+        bring_weights(a, s, stages, cta);
 }
 
 #ifndef EMULATED

@@ -22,14 +22,16 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_suffix(".cu")
 MOST = 8
 """Rows of a launch at most. The first pass has twice as many."""
-PROGRAMS, WARPS = 128, 16
+PROGRAMS, WARPS, THREADS = 128, 16, 544
 HIDDEN, HEADS, GROUPS, WIDTH, POSITIONS, INNER, CODES = 1024, 16, 8, 128, 16, 3072, 2048
 """The released Predictors' sizes, the only ones it is compiled for."""
 SETS = 3
 """Exchanges that passes take turns at."""
+ON_THEIR_WAY = 3
+"""Stages of weights that a program asks for at once: what is exchanged waits behind them."""
 _ROWS = 2 * MOST
 _LAYER = (HEADS + 2 * GROUPS) * WIDTH + HEADS * WIDTH + HIDDEN + INNER + HIDDEN
-_SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1280, 16384, 13, 2 * (WARPS * 48 + 4) * 4
+_SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1408, 16384, 13, 2 * (WARPS * 48 + 4) * 4
 
 
 class Weights(Protocol):
@@ -57,7 +59,7 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("eps", "scale")),
         *(
             (name, ctypes.c_int)
-            for name in ("layers", "rows", "first", "position", "cache_places", "copies", "next_rows", "stages", "kept")
+            for name in ("layers", "rows", "first", "position", "cache_places", "copies", "next_rows", "stages", "on_their_way")
         ),
     ]  # fmt: skip
 
@@ -128,7 +130,6 @@ class FramePass:
         self.layers = len(layers)
         self.most_copies = 4
         self.exchanges = torch.full((SETS, self.most_copies * _ROWS * self.layers * _LAYER // 2), -1, dtype=torch.int32, device=keys.device)
-        self.kept = 0
 
     def copies(self, rows: int) -> int:
         """How many copies of what programs exchange: each is read by so many fewer at once."""
@@ -144,13 +145,13 @@ class FramePass:
             exchange=self.exchanges[head % SETS].data_ptr(), next=self.exchanges[(head + 1) % SETS].data_ptr(),
             eps=self.eps, scale=self.scale, layers=self.layers, rows=rows, first=int(position == 0), position=position,
             cache_places=self.keys.shape[1], copies=self.copies(len(logits)), next_rows=_ROWS if last else len(logits), stages=stages(rows),
-            kept=self.kept,
+            on_their_way=ON_THEIR_WAY,
         )  # fmt: skip
 
     def run(self, x: Tensor, head: int, position: int) -> Tensor:
         logits = x.new_empty(len(x) // 2 if position == 0 else len(x), CODES)
         kernel = _kernel(len(x))
-        kernel.launch(PROGRAMS, 32 * WARPS, shared_bytes(len(x)), self.arguments(x, head, position, logits), gpu.PDL)
+        kernel.launch(PROGRAMS, THREADS, shared_bytes(len(x)), self.arguments(x, head, position, logits), gpu.PDL)
         return logits
 
 

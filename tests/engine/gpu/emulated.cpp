@@ -75,18 +75,18 @@ typedef unsigned int word;
 typedef unsigned long long u64;
 static int lane_now() { return now->tid % 32; }
 static void barrier_init(u64* b, int) { *b = 0; }
+static void barrier_arrive(u64* b) { ++*b; }
 static void barriers_ready() {}
 static void barrier_expect(u64*, int) {}
 static void barrier_wait(u64* b, word parity) {
     while ((*b & 1) == parity) pause_fiber();
 }
 static u64 used_once() { return 0; }
-static u64 kept_long() { return 1; }
 static void bring(void* to, const void* from, int bytes, u64* barrier, u64) { copies_pending.push_back({to, from, bytes, barrier}); }
-static void meet() {
+static void meet_of(int threads) {
     Program& p = programs[now->cta];
     int generation = p.generation;
-    if (++p.met == (int)p.warps.size() * 32) {
+    if (++p.met == threads) {
         p.met = 0;
         p.generation++;
         return;
@@ -109,6 +109,8 @@ static float across(float value, int bits) {
     return result;
 }
 static int uniform(int value) { return value; }
+static void meet();
+static void meet_all();
 static bool any_of(bool one) {
     Warp& w = my_warp();
     while (w.left) pause_fiber();
@@ -171,6 +173,8 @@ using std::max;
 
 #include "../../../engine/kernels/gpu/frame_pass.cu"
 
+static void meet() { meet_of(32 * WARPS); }
+static void meet_all() { meet_of(THREADS); }
 static const Arguments* arguments;
 
 static void run_fiber() {
