@@ -414,16 +414,16 @@ DEVICE void multiply_all(const Arguments& a, Shared& s, float* part, const char*
         if (warp < rows)
             give(a.exchange, warp * row + at + AT_QKV + cta * 32 + lane, 1, copy,
                  product<32>(part, warp, lane) * norm_of(s.squares[0], warp, a.eps), true, lane);
-        if (layer == 0) {
-            // The pass before the last one has left it full.
-            const int many = row / 8;
-            for (int i = cta * 32 * WARPS + tid; i < a.copies * a.next_rows * many; i += CTAS * 32 * WARPS)
-                ((uint4*)a.next)[(i / (a.next_rows * many) * MOST_ROWS * many) + i % (a.next_rows * many)] = uint4{EMPTY, EMPTY, EMPTY, EMPTY};
-        }
         {
             uint4 out[4], mixed[4][TILES];
-            ring.take(out, warp, lane);
             if (cta < places * HEADS) attend(a, layer, a.exchange + at + AT_QKV, a.exchange + at, row, copy, s.scores, cta, warp, lane);
+            ring.take(out, warp, lane);
+            if (layer == 0) {
+                // The pass before the last one has left it full. There is time: what comes next has far to go.
+                const int many = row / 8;
+                for (int i = cta * 32 * WARPS + tid; i < a.copies * a.next_rows * many; i += CTAS * 32 * WARPS)
+                    ((uint4*)a.next)[(i / (a.next_rows * many) * MOST_ROWS * many) + i % (a.next_rows * many)] = uint4{EMPTY, EMPTY, EMPTY, EMPTY};
+            }
             gather<true>(mixed, read + at + AT_MIXED, row, rows, warp, lane);
             multiply<1, 4, TILES, false>(out, mixed, part + half, nullptr, rows, warp, lane);
         }

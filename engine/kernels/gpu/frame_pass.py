@@ -1,7 +1,8 @@
-"""A pass of the Code Predictor as one kernel on Hopper, in bfloat16: five layers and a head for 1 to 8 rows of a launch (frame_pass.cu).
+"""A pass of the Code Predictor as one kernel on Hopper, in bfloat16: all layers and a head for the few rows of a launch (frame_pass.cu).
 
 Kernel after kernel (engine/gpu/predictor.py), most of such a pass is one kernel's end and the next one's beginning. What this makes differs from
-that by rounding alone, and leaves the same keys and values."""
+that by rounding alone, and leaves the same keys and values. All its programs are on the card at once and wait for each other: no other work
+that waits for its like may run beside it, such as a second engine on the same card under MPS."""
 
 from __future__ import annotations
 
@@ -20,16 +21,19 @@ from engine.kernels.gpu import by_kernel, nvrtc
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MOST = 8
-"""Rows of a launch at most. The first pass has twice as many."""
+MOST = 4
+"""Rows of a launch for which it is quicker (docs/measurements/gpu.md); up to _TILE are possible. The first pass has twice as many."""
 PROGRAMS, WARPS, THREADS = 128, 16, 544
 HIDDEN, HEADS, GROUPS, WIDTH, POSITIONS, INNER, CODES = 1024, 16, 8, 128, 16, 3072, 2048
 """The released Predictors' sizes, the only ones it is compiled for."""
 SETS = 3
 """Exchanges that passes take turns at."""
+COPIES = 2
+"""Of what programs exchange: each is read by so many fewer at once."""
 ON_THEIR_WAY = 3
 """Stages of weights that a program asks for at once: what is exchanged waits behind them."""
-_ROWS = 2 * MOST
+_TILE = 8
+_ROWS = 2 * _TILE
 _LAYER = (HEADS + 2 * GROUPS) * WIDTH + HEADS * WIDTH + HIDDEN + INNER + HIDDEN
 _SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1408, 16384, 13, 2 * (WARPS * 48 + 4) * 4
 
@@ -128,12 +132,7 @@ class FramePass:
         self.norms = torch.stack([torch.stack((w.q_norm, w.k_norm)) for w in layers]).contiguous()
         self.cos, self.sin, self.keys, self.values, self.eps, self.scale = cos.contiguous(), sin.contiguous(), keys, values, eps, scale
         self.layers = len(layers)
-        self.most_copies = 4
-        self.exchanges = torch.full((SETS, self.most_copies * _ROWS * self.layers * _LAYER // 2), -1, dtype=torch.int32, device=keys.device)
-
-    def copies(self, rows: int) -> int:
-        """How many copies of what programs exchange: each is read by so many fewer at once."""
-        return self.most_copies if rows <= 2 else 1
+        self.exchanges = torch.full((SETS, COPIES * _ROWS * self.layers * _LAYER // 2), -1, dtype=torch.int32, device=keys.device)
 
     def arguments(self, x: Tensor, head: int, position: int, logits: Tensor) -> Arguments:
         """The pass before head number `head`, which has the number of its pass in the frame: x [R, HIDDEN] at `position`, or [2 R, HIDDEN] at
@@ -144,7 +143,7 @@ class FramePass:
             cos=self.cos.data_ptr(), sin=self.sin.data_ptr(), keys=self.keys.data_ptr(), values=self.values.data_ptr(), logits=logits.data_ptr(),
             exchange=self.exchanges[head % SETS].data_ptr(), next=self.exchanges[(head + 1) % SETS].data_ptr(),
             eps=self.eps, scale=self.scale, layers=self.layers, rows=rows, first=int(position == 0), position=position,
-            cache_places=self.keys.shape[1], copies=self.copies(len(logits)), next_rows=_ROWS if last else len(logits), stages=stages(rows),
+            cache_places=self.keys.shape[1], copies=COPIES, next_rows=_ROWS if last else len(logits), stages=stages(rows),
             on_their_way=ON_THEIR_WAY,
         )  # fmt: skip
 
@@ -162,4 +161,4 @@ def _kernel(rows: int) -> nvrtc.Kernel:
     if not _kernels:
         module = nvrtc.load(SOURCE, "sm_90a")
         _kernels.update({name: nvrtc.Kernel(module, name, _SHARED) for name in ("frame_pass_8", "frame_pass_16")})
-    return _kernels["frame_pass_8" if rows <= MOST else "frame_pass_16"]
+    return _kernels["frame_pass_8" if rows <= _TILE else "frame_pass_16"]
