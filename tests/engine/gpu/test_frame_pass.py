@@ -6,18 +6,24 @@ import ctypes
 import platform
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from engine.gpu.stack import LayerWeights
+from engine.gpu.stages import GpuStages
 from engine.kernels.gpu import dependent, frame_pass
 from engine.kernels.gpu.frame_attention import frame_attention_twin
 from engine.kernels.gpu.frame_pass import CODES, GROUPS, HEADS, HIDDEN, INNER, POSITIONS, PROGRAMS, WARPS, WIDTH, FramePass, packed
-from engine.kernels.gpu.linear import norm_gate_up_twin, norm_linear_twin
+from engine.kernels.gpu.linear import norm_gate_up_twin, norm_linear, norm_linear_twin
+from engine.model.checkpoint import load_checkpoint
+from tests.conftest import FIXTURES
 from tests.engine.gpu.device import DEVICE, random
+from tests.engine.test_loop import CONFIG
 
 EPS, SCALE = 1e-6, WIDTH**-0.5
 ON_CARD = DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] == 9
@@ -102,6 +108,8 @@ def test_emulated(card: ctypes.CDLL) -> None:
         logits = torch.full((5, CODES), torch.nan, dtype=BFLOAT16)
         exact = case.exact(x, number, position)
         arguments = case.frame_pass.arguments(x, number, position, logits)
+        # The fewest that a pass can do with: each is used again soonest.
+        arguments.stages = 7
         assert card.emulate(ctypes.byref(arguments), frame_pass.shared_bytes(rows), 7 + number) == 0
         case.check(logits, exact)
 
@@ -143,9 +151,53 @@ def test_a_row_is_the_same_again_and_among_others() -> None:
             assert all(torch.equal(one, whole[:rows]) for one, whole in zip(logits, wanted, strict=True))
 
 
+def test_a_frame_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is asked for once, with the rows of the launch, twice as many in the first one; larger launches go without."""
+    config = replace(CONFIG, buckets=(1, 2, 8))
+    stages = GpuStages(load_checkpoint(FIXTURES / "checkpoints" / "cv06", device=DEVICE), config)
+    predictor, slots = stages.gpu_predictor, stages.slots
+    slots.sampling[:, :] = 1.0
+    groups, asked = predictor.config.groups, []
+
+    class Whole:
+        def run(self, x: Tensor, number: int, position: int) -> Tensor:
+            asked.append((len(x), number, position))
+            return norm_linear(predictor._pass(x, position), predictor.config.body.eps, predictor.heads[number])
+
+    with torch.inference_mode():
+        for count in (1, 2, frame_pass.MOST + 1):
+            rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
+            slots.hidden.normal_(generator=torch.Generator(DEVICE).manual_seed(count))
+            frames = []
+            for whole in (None, Whole()):
+                monkeypatch.setattr(predictor, "whole", whole)
+                asked.clear()
+                predictor.frame(rows)
+                frames.append(slots.codes[:count, 0].clone())
+            assert torch.equal(*frames) and len(frames[0].unique()) > 2
+            passes = [(2 * count, 0, 0), *((count, number, number + 1) for number in range(1, groups - 1))]
+            assert asked == (passes if count <= frame_pass.MOST else [])
+
+
 def test_elsewhere_there_are_none() -> None:
     case = Case(layers=1, heads=3, places=2)
     assert not frame_pass.usable(case.layers, case.heads[:2], case.keys)
     assert not frame_pass.usable(case.layers, [head[:, :512] for head in case.heads], case.keys)
     assert not frame_pass.usable(case.layers, case.heads, case.keys.float())
     assert frame_pass.usable(case.layers, case.heads, case.keys) == ON_CARD
+
+
+@pytest.mark.parametrize(("processors", "broken", "words"), [(132, False, 0), (132, True, 1), (60, False, 0)])
+def test_where_it_cannot_be_made_one_line_says_so(
+    processors: int, broken: bool, words: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiled(rows: int) -> None:
+        if broken:
+            raise OSError("libnvrtc.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(frame_pass, "_compiled", {})
+    monkeypatch.setattr(frame_pass, "_kernel", compiled)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=9, minor=0, multi_processor_count=processors))
+    for _ in range(2):
+        assert frame_pass._compiles(torch.device("cuda", 0)) == (processors == 132 and not broken)
+    assert len(caplog.records) == words
