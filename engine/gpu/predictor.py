@@ -39,7 +39,7 @@ class GpuPredictor:
         self.keys = torch.zeros(shape, dtype=self.table.dtype, device=slots.device)
         self.values = torch.zeros(shape, dtype=self.table.dtype, device=slots.device)
         self.whole: frame_pass.FramePass | None = None
-        if frame_pass.usable(self.stack.layers, self.heads, self.keys):
+        if frame_pass.MOST and frame_pass.usable(self.stack.layers, self.heads, self.keys):
             rest = self.stack.cos, self.stack.sin, self.keys, self.values, body.eps, self.stack.scale
             self.whole = frame_pass.FramePass(self.stack.layers, self.heads, *rest)
 

@@ -21,8 +21,9 @@ from engine.kernels.gpu import by_kernel, nvrtc
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MOST = 4
-"""Rows of a launch for which it is quicker (docs/measurements/gpu.md); up to _TILE are possible. The first pass has twice as many."""
+MOST = 0
+"""Rows of a launch at most that go this way: none until this form is measured (docs/measurements/gpu.md). Up to _TILE are possible; the first pass
+has twice as many."""
 PROGRAMS, WARPS, THREADS = 128, 16, 544
 HIDDEN, HEADS, GROUPS, WIDTH, POSITIONS, INNER, CODES = 1024, 16, 8, 128, 16, 3072, 2048
 """The released Predictors' sizes, the only ones it is compiled for."""

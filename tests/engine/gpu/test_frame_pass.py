@@ -153,6 +153,7 @@ def test_a_row_is_the_same_again_and_among_others() -> None:
 
 def test_a_frame_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is asked for once, with the rows of the launch, twice as many in the first one; larger launches go without."""
+    monkeypatch.setattr(frame_pass, "MOST", 2)
     config = replace(CONFIG, buckets=(1, 2, 8))
     stages = GpuStages(load_checkpoint(FIXTURES / "checkpoints" / "cv06", device=DEVICE), config)
     predictor, slots = stages.gpu_predictor, stages.slots
