@@ -211,8 +211,9 @@ extern "C" int emulate(const Arguments* a, int memory_bytes, int seed) {
     std::vector<int> order(threads / 32);
     for (size_t i = 0; i < order.size(); i++) order[i] = i;
     int left = threads;
-    long turns = 0;
-    while (left && !stuck && ++turns < 400000) {
+    int turns = 0;
+    // Some 900 are enough.
+    while (left && !stuck && ++turns < 5000) {
         for (int i = 0; i < 64; i++) std::swap(order[random() % order.size()], order[random() % order.size()]);
         for (int w : order) {
             if (random() % 4 == 0) continue;
