@@ -21,7 +21,7 @@ import torch
 from engine.config import GPU_LATENCY, EngineConfig
 from engine.gpu.device import captured, use
 from engine.gpu.stages import TIMED, GpuStages
-from engine.kernels.gpu import attention, by_kernel, frame_attention, linear, norm
+from engine.kernels.gpu import attention, by_kernel, frame_attention, frame_pass, linear, norm
 from engine.loop import EngineLoop
 from engine.messages import Append, AudioChunk, Cancel, Credit, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
 from engine.model.checkpoint import load_checkpoint
@@ -119,7 +119,7 @@ def check_identity(folder: Path, device: torch.device) -> int:
 # Rounding alone puts bfloat16 off by 2^-9 / sqrt(3) of a number in the mean square, at seven places a layer; how much attention makes of that
 # depends on the weights. So the measure is plain PyTorch in bfloat16: the kernels round less often, and may be off by no more than that is.
 MARGIN = 1.1
-KERNELS = (attention, frame_attention, linear, norm)
+KERNELS = (attention, frame_attention, frame_pass, linear, norm)
 
 
 def check_bfloat16(folder: Path, device: torch.device, frames: int = 24) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from engine.gpu.stack import LayerWeights, Stack, with_norm
 from engine.gpu.state import DeviceSlots
-from engine.kernels.gpu import power_of_two
+from engine.kernels.gpu import frame_pass, power_of_two
 from engine.kernels.gpu.frame_attention import frame_attention
 from engine.kernels.gpu.linear import linear, norm_linear
 from engine.kernels.gpu.sample import frame_end, predictor_input, predictor_sample
@@ -38,6 +38,10 @@ class GpuPredictor:
         shape = (body.layers, most_rows, body.kv_heads, power_of_two(groups), body.head_dim)
         self.keys = torch.zeros(shape, dtype=self.table.dtype, device=slots.device)
         self.values = torch.zeros(shape, dtype=self.table.dtype, device=slots.device)
+        self.whole: frame_pass.FramePass | None = None
+        if frame_pass.MOST and frame_pass.usable(self.stack.layers, self.heads, self.keys):
+            rest = self.stack.cos, self.stack.sin, self.keys, self.values, body.eps, self.stack.scale
+            self.whole = frame_pass.FramePass(self.stack.layers, self.heads, *rest)
 
     def _project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         p = self.projection
@@ -52,20 +56,31 @@ class GpuPredictor:
         last = torch.empty(count, s.hidden.shape[1], dtype=s.hidden.dtype, device=s.device) if projected else x[:count]
         predictor_input(rows, s.hidden, s.token, self.inputs[0], last, x[count:])
         self._project(last, x[:count])
-        x = self._pass(x, 0)
+        position = 0
         for group in range(1, self.config.groups):
-            logits = norm_linear(x, self.config.body.eps, self.heads[group - 1])
+            logits = self._logits(x, position, group)
             final = group == self.config.groups - 1
-            following = None if final else torch.empty_like(x)
+            following = None if final else torch.empty(count, self.config.body.hidden, dtype=x.dtype, device=s.device)
             self.draw(logits, rows, group, None if final else self.inputs[group], following)
             if following is not None:
-                x = self._pass(following, group + 1)
+                x, position = following, group + 1
         frame_end(rows, s.codes, s.steps, self.table, self.offsets, s.frame_sum)
 
     def draw(self, logits: Tensor, rows: Tensor, group: int, table: Tensor | None, following: Tensor | None) -> None:
         """Logits [R, codebook] -> the group's token into the slots' frames, and its row of `table` into `following` [R, width]."""
         s = self.slots
-        predictor_sample(logits, rows, group, self.config.groups, s.seed, s.steps, s.sampling, s.codes, table, following)
+        early = self._whole(len(rows)) is not None
+        predictor_sample(logits, rows, group, self.config.groups, s.seed, s.steps, s.sampling, s.codes, table, following, early)
+
+    def _whole(self, rows: int) -> frame_pass.FramePass | None:
+        return self.whole if rows <= frame_pass.MOST else None
+
+    def _logits(self, x: Tensor, position: int, group: int) -> Tensor:
+        """Of the group behind rows x as `_pass` takes them."""
+        whole = self._whole(len(x) // 2 if position == 0 else len(x))
+        if whole is not None:
+            return whole.run(x, group - 1, position)
+        return norm_linear(self._pass(x, position), self.config.body.eps, self.heads[group - 1])
 
     def _pass(self, x: Tensor, position: int) -> Tensor:
         """Rows x [R, hidden] at a position from 2 on, or [2 R, hidden] at positions 0 and 1 with `position` 0 -> [R, hidden], the latter one's."""

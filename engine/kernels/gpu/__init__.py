@@ -61,6 +61,13 @@ def await_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
         tl.extra.cuda.gdc_launch_dependents()
 
 
+@jit
+def let_next_begin(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For a kernel in front of one that reads nothing but weights until it has waited: that one may start before this one has."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 def by_kernel(x: Tensor) -> bool:
     """Whether a public function that is given `x` runs its kernel."""
     return x.is_cuda or (INTERPRETED and triton is not None)

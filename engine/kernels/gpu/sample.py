@@ -42,9 +42,10 @@ def talker_sample(
 
 def predictor_sample(
     logits: Tensor, slots: Tensor, group: int, groups: int, seed: Tensor, steps: Tensor, sampling: Tensor, codes: Tensor,
-    table: Tensor | None, x_out: Tensor | None,
+    table: Tensor | None, x_out: Tensor | None, early: bool = False,
 ) -> None:  # fmt: skip
-    """Tokens of `group` from logits [R, V] into the slots' frames, and their rows of table [V, E], where there is one, into x_out [R, E]."""
+    """Tokens of `group` from logits [R, V] into the slots' frames, and their rows of table [V, E], where there is one, into x_out [R, E].
+    `early`: a pass that is one kernel follows (frame_pass.py)."""
     if not by_kernel(logits):
         predictor_sample_twin(logits, slots, group, groups, seed, steps, sampling, codes, table, x_out)
         return
@@ -55,7 +56,7 @@ def predictor_sample(
     predictor_sample_kernel[(len(slots),)](
         logits, slots, logits.shape[1], group, groups, seed, steps, sampling, sampling.shape[1], codes, codes.shape[1], codes.shape[2],
         logits if table is None else table, logits if x_out is None else x_out, 0 if table is None else table.shape[1],
-        BLOCK=power_of_two(logits.shape[1]), WIDTH=_WIDTH, PDL=gpu.PDL, **_options(_PREDICTOR_WARPS),
+        BLOCK=power_of_two(logits.shape[1]), WIDTH=_WIDTH, EARLY=early, PDL=gpu.PDL, **_options(_PREDICTOR_WARPS),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from engine.kernels.gpu import await_previous, jit, jit_once, tl
+from engine.kernels.gpu import await_previous, jit, jit_once, let_next_begin, tl
 
 
 @jit
@@ -181,9 +181,11 @@ def talker_sample_kernel(
 @jit_once("group", "width")
 def predictor_sample_kernel(
     logits, slots, vocab, group, groups, seed, steps, sampling, parameters, codes, positions, code_groups, table, x_out, width,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row a program; width 0: there is no table. The kernel before it makes the logits alone, so all else is there before that one is over."""
+    if EARLY:
+        let_next_begin(PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = early(slots + r).to(tl.int64)
     own = sampling + slot * parameters + 1
