@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -790,3 +791,24 @@ def test_an_opening_with_too_much_text_or_none_ends_at_once(vd: Checkpoint) -> N
     world.loop.handle(ME, Open(world.loop.epoch, 2, SpeechRequest(), finished=True), 0.0)
     assert world.done(2).reason == "empty"
     assert world.loop.idle
+
+
+@pytest.mark.parametrize(("calm_s", "most"), [(0.05, 1), (math.inf, 2)])
+def test_in_a_calm_no_launch_waits_behind_another(vd: Checkpoint, calm_s: float, most: int) -> None:
+    """Of those who are listened to; somebody new is launched for at once."""
+    w = World(vd, LateStages, calm_s=calm_s)
+    w.open(0, "one two three four five six seven eight nine ten eleven twelve.", max_frames=200)
+    while w.loop._unheard or not w.loop._active:
+        w.run(0.001)
+    w.run(0.15)
+    depths = []
+    while len(depths) < 40:
+        w.run(0.001)
+        depths.append(len(w.loop._flights))
+    assert max(depths) == most
+    w.open(1, TEXT)
+    depths.clear()
+    while len(depths) < 8:
+        w.run(0.001)
+        depths.append(len(w.loop._flights))
+    assert max(depths) == 2

@@ -21,9 +21,8 @@ from engine.kernels.gpu import by_kernel, nvrtc
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MOST = 0
-"""Rows of a launch at most that go this way: none until this form is measured (docs/measurements/gpu.md). Up to _TILE are possible; the first pass
-has twice as many."""
+MOST = 4
+"""Rows of a launch at most that go this way: more are quicker kernel after kernel. Up to _TILE are possible; the first pass has twice as many."""
 PROGRAMS, WARPS, THREADS = 128, 16, 544
 HIDDEN, HEADS, GROUPS, WIDTH, POSITIONS, INNER, CODES = 1024, 16, 8, 128, 16, 3072, 2048
 """The released Predictors' sizes, the only ones it is compiled for."""
@@ -31,7 +30,7 @@ SETS = 3
 """Exchanges that passes take turns at."""
 COPIES = 2
 """Of what programs exchange: each is read by so many fewer at once."""
-ON_THEIR_WAY = 3
+ON_THEIR_WAY = 1
 """Stages of weights that a program asks for at once: what is exchanged waits behind them."""
 _TILE = 8
 _ROWS = 2 * _TILE
