@@ -28,14 +28,14 @@ HIDDEN, HEADS, GROUPS, WIDTH, POSITIONS, INNER, CODES = 1024, 16, 8, 128, 16, 30
 """The released Predictors' sizes, the only ones it is compiled for."""
 SETS = 3
 """Exchanges that passes take turns at."""
-COPIES = 2
+COPIES = 4
 """Of what programs exchange: each is read by so many fewer at once."""
-ON_THEIR_WAY = 1
+ON_THEIR_WAY = 2
 """Stages of weights that a program asks for at once: what is exchanged waits behind them."""
 _TILE = 8
 _ROWS = 2 * _TILE
 _LAYER = (HEADS + 2 * GROUPS) * WIDTH + HEADS * WIDTH + HIDDEN + INNER + HIDDEN
-_SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1408, 16384, 13, 2 * (WARPS * 48 + 4) * 4
+_SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1408, 16384, 6, 2 * (WARPS * 48 + 4) * 4
 
 
 class Weights(Protocol):

@@ -108,8 +108,6 @@ def test_emulated(card: ctypes.CDLL) -> None:
         logits = torch.full((5, CODES), torch.nan, dtype=BFLOAT16)
         exact = case.exact(x, number, position)
         arguments = case.frame_pass.arguments(x, number, position, logits)
-        # The fewest that a pass can do with: each is used again soonest.
-        arguments.stages = 7
         assert card.emulate(ctypes.byref(arguments), frame_pass.shared_bytes(rows), 7 + number) == 0
         case.check(logits, exact)
 
