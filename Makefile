@@ -43,7 +43,8 @@ gpu-check:
 # Slow: a memory checker over the kernels' tests, and minutes of utterances that are cancelled at random.
 gpu-soak:
 	PYTHONPATH=.:$$PYTHONPATH compute-sanitizer --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m pytest -q -x tests/engine/gpu/test_linear.py \
-		tests/engine/gpu/test_attention.py tests/engine/gpu/test_frame_attention.py tests/engine/gpu/test_sample.py tests/engine/gpu/test_conv.py
+		tests/engine/gpu/test_attention.py tests/engine/gpu/test_frame_attention.py tests/engine/gpu/test_sample.py tests/engine/gpu/test_conv.py \
+		tests/engine/gpu/test_post.py tests/engine/gpu/test_slot.py
 	PYTHONPATH=.:$$PYTHONPATH $(GPU_PYTHON) tools/gpu_check.py --only soak $(ARGS)
 
 gpu-bench:

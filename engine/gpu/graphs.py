@@ -96,9 +96,14 @@ class Post:
         self._number = 0
 
     def write(self, rows: list[int], fresh: list[tuple[int, int, int]], words: list[int], values: list[int]) -> int:
-        """The next launch's letter: at most `most_rows` rows, MOST_FRESH fresh slots, and `room` words. Returns its number."""
+        """The next launch's letter: at most `most_rows` rows, MOST_FRESH fresh slots, and `room` words. Returns its number. Raises DeviceLost."""
         self._number += 1
         at = self._number % RING
+        if self._number > RING:
+            # Over long ago in the loop, which has two under way at most; who computes a long prompt at once may be ahead of the device.
+            before = InFlight(self._number - RING, self.lines[at], ())
+            while not before.done():
+                pass
         letter = self._letters[at]
         letter[: len(rows)] = array("i", rows)
         if fresh or self._freshened[at]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,26 @@ def test_letters_and_answers_come_to_their_places(take_letter: Any, fill: Any, a
         assert 0.0 <= flight.results().seconds < 60.0
         for result, array in zip(results, flight.results().arrays, strict=True):
             assert torch.equal(torch.from_numpy(array), result.cpu())
+
+
+def test_a_letter_is_not_written_before_the_launch_that_had_its_place_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Post(torch.device("cpu"), MOST_ROWS, 64, [])
+    monkeypatch.setattr(graphs.time, "monotonic", itertools.count(step=graphs.ASK_S / 3).__next__)
+    asked = []
+
+    def query() -> bool:
+        asked.append(there.letters[1 % RING, 0].item())
+        if len(asked) == 3:
+            there.answered[1 % RING, post.NUMBER] = 1
+        return False
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=query))
+    for number in range(1, RING + 1):
+        there.write([number + 10], [], [], [])
+    assert not asked
+    there.write([77], [], [], [])
+    assert asked == [11, 11, 11]
+    assert there.letters[1 % RING, 0] == 77
 
 
 @pytest.mark.parametrize("fails", [True, False])
