@@ -80,7 +80,8 @@ class Pacer:
     def room_s(self, now_s: float) -> float:
         """By how much the RTP time of a packet that leaves alone can go back: behind the last one, and no more than LESS_PROMPT_S
         behind the promptest that its listener remembers."""
-        while self._promptest and self._promptest[0][0] < now_s - MEMORY_S:
+        # By RTP time a browser remembers: after a pause it still knows the last one.
+        while len(self._promptest) > 1 and self._promptest[0][0] < now_s - MEMORY_S:
             self._promptest.popleft()
         prompt_s = self.lead_s - self._epoch_s
         least_s = self._promptest[0][1] - LESS_PROMPT_S if self._promptest else -math.inf

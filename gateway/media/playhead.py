@@ -93,7 +93,7 @@ class Playhead:
         self._sent: deque[Sent] = deque()
         self._count: dict[int, int] = {}
         """Samples of each utterance that were sent, but for those that are to be sent again."""
-        self._delay_s = USUAL_DELAY_S
+        self._delay_s = self._running_delay_s = USUAL_DELAY_S
         self._stands_at_s: float | None = None
         """As a time of `plays_s`: where a listener that does not play has stopped."""
         self._reported_s = float("-inf")
@@ -105,7 +105,8 @@ class Playhead:
         """Somebody else listens from now on. Returns what was sent and not heard to its end, to be sent again."""
         again = self.rewind(now_s)
         self._sent.clear()
-        self._delay_s, self._reported_s, self._gone = USUAL_DELAY_S, float("-inf"), False
+        self._delay_s = self._running_delay_s = USUAL_DELAY_S
+        self._reported_s, self._gone = float("-inf"), False
         return again
 
     def rewind(self, now_s: float) -> list[Packet]:
@@ -161,12 +162,15 @@ class Playhead:
         """The listener is where one without delay was at `content_s`, and plays on or stands still there."""
         self._delay_s, self._reported_s = now_s - content_s, now_s
         self._stands_at_s = content_s if standing else None
+        if not standing:
+            self._running_delay_s = self._delay_s
 
     def hurried(self, by_s: float) -> None:
         """What is sent from now on is sent so much earlier (gateway.media.pacer). The listener stays where it is in what it has got, and so
         all of that counts as earlier, too."""
         self._sent = deque(Sent(sent.rtp_time, sent.plays_s - by_s, sent.packet, sent.lasts_s) for sent in self._sent)
         self._delay_s += by_s
+        self._running_delay_s += by_s
         if self._stands_at_s is not None:
             self._stands_at_s -= by_s
 
@@ -187,8 +191,9 @@ class Playhead:
 
     @property
     def delay_s(self) -> float:
-        """How long behind the time at which one without any delay would play it the listener plays what it has, as far as it is known."""
-        return self._delay_s
+        """How long behind the time at which one without any delay would play it the listener plays what it has, or last
+        did before it stood still, as far as it is known."""
+        return self._running_delay_s
 
     def measured(self, now_s: float) -> bool:
         """Whether the listener itself has said where it is, not long ago."""

@@ -156,3 +156,9 @@ def test_cut_before_anything_was_sent() -> None:
     playout.cut(1.0)
     playout.sent(1, 2400, 2.0)
     assert playout.heard(1, 2.05) == 1200
+
+
+def test_after_a_pause_rtp_time_goes_back_no_further_than_in_silence() -> None:
+    pacer = Pacer(EPOCH_S)
+    now_s = spurt(pacer, EPOCH_S, 10)[-1].due_s + 40.0
+    assert pacer.room_s(now_s) <= LESS_PROMPT_S + 1e-6
