@@ -127,6 +127,11 @@ class OpusLine:
         return now_s < self._awake_until_s
 
     @property
+    def paused(self) -> bool:
+        """Whether speech waits for the listener."""
+        return self._pause is not None
+
+    @property
     def attached(self) -> bool:
         """Whether there is a listener."""
         return self._listener is not None

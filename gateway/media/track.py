@@ -135,7 +135,8 @@ class OpusTrack(MediaStreamTrack):
     def _adjust(self, speech: bool, now_s: float) -> None:
         """Send more ahead from now on where speech begins, and next to nothing in silence."""
         if not speech:
-            self._lacks_s, self._sparse = 0.0, self.reserve.quiet(now_s)
+            # Whoever plays to nobody needs a moment to be heard again, and keeps what it held.
+            self._lacks_s, self._sparse = 0.0, not self._line.paused and self.reserve.quiet(now_s)
         elif not self._in_speech:
             self._lacks_s = self.reserve.begin(self._depth_s if self._sparse else None, now_s)
             self._sparse = False
