@@ -203,11 +203,11 @@ class EngineClient:
             self._context.term()
             self._context = None
 
-    def open(self, request: SpeechRequest) -> EngineUtterance:
-        """Begin an utterance; refusals (unknown voice, ...) arrive when it is iterated, but for what no message can carry: that raises
-        RequestRefused here."""
+    def open(self, request: SpeechRequest, text: str = "", *, finished: bool = False) -> EngineUtterance:
+        """Begin an utterance with text that is there already, all of it if `finished`; refusals (unknown voice, ...) arrive when it is iterated,
+        but for what no message can carry: that raises RequestRefused here."""
         utterance = EngineUtterance(self, self._next)
-        self._send(Open(self.epoch, utterance.number, request))
+        self._send(Open(self.epoch, utterance.number, request, text, finished))
         self._next += 1
         self._utterances[utterance.number] = utterance
         return utterance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.opening import Voice
 from engine.scheduler import Launch, Stage
@@ -31,8 +32,7 @@ class Flight:
         return TraceEntry(self.starts_s, ends_s, self.launch.stage, rows, self.launch.frames, self.silent, self.host_s, self.opened)
 
 
-@dataclass(frozen=True)
-class TraceEntry:
+class TraceEntry(NamedTuple):
     """One launch; `silent` of its rows had not sounded yet. Rows are utterance numbers. Before it the host took `host_s` since the
     launch before or since it woke, and opened `opened` utterances."""
 

@@ -40,23 +40,20 @@ from engine.messages import (
     Welcome,
 )
 from engine.model.prompt import Prefix, Reference
-from engine.model.text import TOKENS_PER_SECOND, LiveText
+from engine.model.text import LiveText
 from engine.opening import Opening, Voice
 from engine.playback import PlaybackClock
 from engine.request import Utterance
 from engine.resting import Resting
 from engine.scheduler import Launch, Scheduler, Stage
 from engine.stages.base import BaseStages
+from engine.stalls import Stalls
 from engine.tally import Tally
 
 log = logging.getLogger(__name__)
 
 Samples = NDArray[np.int16]
 Emit = Callable[[bytes, Event], None]
-# A sender who keeps up with speech may stumble this long before its utterance is spoken to the end.
-STUMBLE_S = 0.12
-# To close a stalled row takes the making of its next frame, and three times as much for neighbours and jitter.
-STALL_FRAMES = 4
 # So many utterances may be open without enough text for each one that may wait for room.
 WRITERS = 16
 # As long as the silence that is trimmed may be, and a few more.
@@ -65,7 +62,7 @@ REHEARSAL_FRAMES = 8
 ONSET_SHARE = 0.1
 # Weight of the latest launch in what a launch usually takes the host.
 HOST_SHARE = 0.05
-# So many rows of the Talker go on to the Code Predictor without another look.
+# So many rows of the Talker go on to the Code Predictor without another look, even if somebody new waits.
 PAIRED_ROWS = 64
 TRACE_LAUNCHES = 10_000
 # Seconds of speech a character usually takes.
@@ -92,7 +89,10 @@ class EngineLoop:
         self._clock = clock
         self._flights: deque[Flight] = deque()
         self._talked: list[Utterance] = []
-        """Rows of the Talker's latest launch that go on without another look."""
+        """Rows of the Talker's latest launch, which may go on without another look."""
+        self._unheard: set[Utterance] = set()
+        """Who has a slot and has not sounded."""
+        self._stalls = Stalls(config, self.scheduler, self.info.sample_rate)
         self._waiting: dict[tuple[bytes, int], Voice] = {}
         self._active: dict[tuple[bytes, int], Voice] = {}
         self._resting = Resting(config.ahead_s)
@@ -106,8 +106,7 @@ class EngineLoop:
         sound, is then known."""
         emit, self._emit = self._emit, lambda client, event: None
         request = SpeechRequest(live=False, pace="file", max_frames=REHEARSAL_FRAMES, sampling=Sampling(seed=0))
-        for command in (Open(self.epoch, 0, request), Append(self.epoch, 0, "One, two, three."), Finish(self.epoch, 0)):
-            self.handle(b"", command, self._clock())
+        self.handle(b"", Open(self.epoch, 0, request, "One, two, three.", finished=True), self._clock())
         while not self.idle and self.turn(self._clock()) is not None:
             pass
         self._emit, self._tally = emit, Tally()
@@ -134,29 +133,16 @@ class EngineLoop:
             return
         key = client, command.utterance
         if isinstance(command, Open):
-            self._open(key, command.request, now_s)
+            self._open(key, command, now_s)
             return
         voice = self._active.get(key) or self._waiting.get(key)
         if voice is None:
             return
         match command:
             case Append(text=text):
-                if voice.text.received + len(text) > self.config.max_text_chars:
-                    self._fail(
-                        key,
-                        RequestRefused(
-                            f"text: {voice.text.received + len(text)} characters, an utterance may have {self.config.max_text_chars}; "
-                            "send it as several utterances",
-                            code="text_too_long",
-                        ),
-                    )
-                else:
-                    voice.text.append(text, now_s)
-                    voice.longest_s += longest_s(text)
-                    self._feed(voice)
+                self._append(key, voice, text, False, now_s)
             case Finish():
-                voice.text.finish()
-                self._feed(voice)
+                self._append(key, voice, "", True, now_s)
             case Cancel():
                 self._end(key, "cancelled")
             case Playback(heard=heard, playing=playing, measured=measured):
@@ -196,16 +182,18 @@ class EngineLoop:
                 return 0.0 if self._flights else self._next_due(now_s, awake)
         with self._supervised(launch):
             self._launch(launch)
-        if launch.stage is Stage.TALKER and self.stages.depth > 1 and len(launch.rows) >= PAIRED_ROWS:
+        if launch.stage is Stage.TALKER and self.stages.depth > 1:
             self._talked = launch.rows
         self._retire_done()
         return 0.0
 
     def _following(self) -> Launch | None:
-        """What comes after many rows of the Talker is plain: their Code Predictor. To look at hundreds of streams for it takes longer than
-        the launch."""
-        rows = [u for u in self._talked if u.predictor_ready and (voice := self._active.get((u.client, u.number))) and voice.utterance is u]
-        self._talked = []
+        """What comes after the Talker is plain: the Code Predictor of its rows, unless somebody new is to go first. To look at hundreds of
+        streams for it takes longer than the launch."""
+        talked, self._talked = self._talked, []
+        if len(talked) < PAIRED_ROWS and not self._unheard.issubset(talked):
+            return None
+        rows = [u for u in talked if u.predictor_ready and (voice := self._active.get((u.client, u.number))) and voice.utterance is u]
         return Launch(Stage.PREDICTOR, rows, 1) if rows else None
 
     def drop_client(self, client: bytes) -> None:
@@ -252,17 +240,32 @@ class EngineLoop:
         voice.tokens += tokens
         self._write(voice, last)
 
-    def _open(self, key: tuple[bytes, int], request: SpeechRequest, now_s: float) -> None:
+    def _open(self, key: tuple[bytes, int], command: Open, now_s: float) -> None:
         client, number = key
         try:
             if key in self._active or key in self._waiting:
                 raise RequestRefused(f"utterance: number {number} is in use")
             self._check_queue(now_s)
-            voice = self.opening.voice(client, number, request, self._onset_s or 0.0, now_s)
+            voice = self.opening.voice(client, number, command.request, self._onset_s or 0.0, now_s)
         except EngineError as error:
             self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable, error.retry_after_s))
             return
         self._waiting[key] = voice
+        if command.text or command.finished:
+            self._append(key, voice, command.text, command.finished, now_s)
+
+    def _append(self, key: tuple[bytes, int], voice: Voice, text: str, last: bool, now_s: float) -> None:
+        received = voice.text.received + len(text)
+        if received > self.config.max_text_chars:
+            what = f"text: {received} characters, an utterance may have {self.config.max_text_chars}; send it as several utterances"
+            self._fail(key, RequestRefused(what, code="text_too_long"))
+            return
+        if text:
+            voice.text.append(text, now_s)
+            voice.longest_s += longest_s(text)
+        if last:
+            voice.text.finish()
+        self._feed(voice)
 
     def _feed(self, voice: Voice) -> None:
         """Move tokens that have become safe towards the slot; a text that turns out to hold nothing to say is done."""
@@ -336,6 +339,10 @@ class EngineLoop:
         others = [other.utterance for other in self._active.values()]
         return self.admission.has_room(now_s, others, voice.utterance)
 
+    def _is_active(self, voice: Voice) -> bool:
+        """Whether it is this one that has a slot: its number may be another's by now."""
+        return self._active.get((voice.utterance.client, voice.utterance.number)) is voice
+
     def _frees_in(self, now_s: float) -> float:
         """Seconds until the first of those being spoken should have been said, by the length of their text."""
         left = [voice.text.received * USUAL_S - voice.utterance.frames_done * self.scheduler.frame_s for voice in self._active.values()]
@@ -349,40 +356,23 @@ class EngineLoop:
             voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
         )
         self._resting.join(u)
+        self._unheard.add(u)
         self._write(voice, voice.text.finished)
+        self._stalls.join(voice)
 
     def _close_stalled(self, now_s: float) -> None:
-        """A row about to run dry for want of text is spoken to its end (design 3.2a)."""
-        # Most have all of their text; a look at each of hundreds is not for nothing.
-        for voice in [voice for voice in self._active.values() if not voice.utterance.text_closed]:
-            u = voice.utterance
-            if u.stalled and u.undecoded == 0 and self._stall_due(voice, now_s) <= 0:
-                u.reason = "idle"
-                voice.text.close()
-                self._feed(voice)
-
-    def _stall_due(self, voice: Voice, now_s: float) -> float:
-        """Seconds until a stalled row must be closed. Before the first sound nobody runs dry: there the sender has as long as it
-        would have had to begin. Later two are given longer: a sender as fast as speech, whose next word should come before the
-        listener runs dry, and the same at the beginning of its sound, where nobody has any slack yet, to stumble for a moment."""
-        u, text = voice.utterance, voice.text
-        stumble_s = max(STUMBLE_S, 2 * text.word_s)
-        if not u.has_sounded:
-            return text.appended_s + (stumble_s if text.at_sentence_end else self.config.idle_flush_s) - now_s
-        dry_s = u.playback.dry_at(now_s) - now_s
-        if text.tokens_per_s < TOKENS_PER_SECOND:
-            return dry_s - self.config.stall_slack_s
-        if u.samples_emitted < 2 * self.config.stall_slack_s * self.info.sample_rate:
-            return max(dry_s - self.config.stall_slack_s, text.appended_s + stumble_s - now_s)
-        return dry_s - min(self.config.stall_slack_s, STALL_FRAMES * self.scheduler.next_frame_s())
+        """A row about to run dry for want of text is spoken to its end."""
+        for voice in self._stalls.overdue(now_s):
+            voice.utterance.reason = "idle"
+            voice.text.close()
+            self._feed(voice)
 
     def _next_due(self, now_s: float, awake: list[Utterance]) -> float | None:
         due = [
             voice.text.starts_in(now_s, self.config.idle_flush_s, self.config.word_pause_s) if voice.ready_s is None else FULL_FOR_S
             for voice in self._waiting.values()
         ]
-        due += [self._stall_due(voice, now_s) for voice in self._active.values() if voice.utterance.stalled]
-        due += [self.scheduler.wake_in(now_s, awake, len(self._active)), self._resting.wakes_in(now_s)]
+        due += [self._stalls.next_in(now_s), self.scheduler.wake_in(now_s, awake, len(self._active)), self._resting.wakes_in(now_s)]
         known = [seconds for seconds in due if seconds is not None]
         # A millisecond at least: rounding must not turn waiting into spinning.
         return max(0.001, min(known)) if known else None
@@ -451,7 +441,7 @@ class EngineLoop:
         launch = flight.launch
         result = flight.pending.result()
         # Whose utterance has ended since: what was made for it is nobody's.
-        ours = [self._active.get((voice.utterance.client, voice.utterance.number)) is voice for voice in flight.voices]
+        ours = [self._is_active(voice) for voice in flight.voices]
         for u in launch.rows:
             u.in_flight -= 1
         if launch.stage is Stage.CODEC:
@@ -483,7 +473,7 @@ class EngineLoop:
         self.trace.append(flight.entry(seconds))
         for voice in flight.voices:
             u = voice.utterance
-            if u.speech_ended and not u.in_flight and u.complete and self._active.get((u.client, u.number)) is voice:
+            if u.speech_ended and not u.in_flight and u.complete and self._is_active(voice):
                 self._say_held(voice)
                 self._end((u.client, u.number), u.cap_reason if u.capped else u.reason)
 
@@ -528,6 +518,7 @@ class EngineLoop:
         if voice.onset is not None and not u.has_sounded:
             self._learn_onset(voice.onset.dropped / self.info.sample_rate)
         self._emit(u.client, AudioChunk(self.epoch, u.number, u.samples_emitted, u.chars_eaten, samples.tobytes()))
+        self._unheard.discard(u)
         u.samples_emitted += len(samples)
         u.playback.emit(len(samples), now_s)
 
@@ -560,5 +551,7 @@ class EngineLoop:
         if voice is None:
             return self._waiting.pop(key)
         self._resting.leave(voice.utterance)
+        self._unheard.discard(voice.utterance)
+        self._stalls.leave(voice)
         self.stages.close(voice.utterance.slot)
         return voice

@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,10 +72,15 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int = PROTOCOL_VERSION
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
+class Open(msgspec.Struct, frozen=True, omit_defaults=True, tag="open"):
+    """Text that is there already comes with it, and no more will if it is `finished`: messages of their own come later, by what it takes to
+    wake the engine."""
+
     epoch: int
     utterance: int
     request: SpeechRequest
+    text: str = ""
+    finished: bool = False
 
 
 class Append(msgspec.Struct, frozen=True, tag="append"):

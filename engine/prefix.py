@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.kernels.gpu.slot import fill_slot
 from engine.model.codec import CodecDecoder, CodecState
 from engine.model.prompt import Prefix, Reference
 
@@ -31,9 +32,7 @@ class PrefixCache:
         if known is None:
             return False
         self._known.move_to_end(prefix)
-        keys, values = known
-        self._keys[:, slot, :, : len(prefix)] = keys
-        self._values[:, slot, :, : len(prefix)] = values
+        fill_slot(slot, self._keys, self._values, *known)
         return True
 
     def keep(self, prefix: Prefix, slot: int) -> None:

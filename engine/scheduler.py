@@ -29,7 +29,7 @@ EARLY = 2
 # Share of a frame's duration in which the codec should have decoded a frame of every stream.
 CODEC_SHARE = 0.25
 # How often costs are looked at.
-NEEDS_S = 0.005
+NEEDS_S = 0.01
 # Costs that differ by no more than this share are the same.
 CHANGED = 0.1
 

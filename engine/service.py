@@ -10,7 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -93,7 +93,7 @@ def run(endpoint: str, stages: BaseStages, config: EngineConfig, trace: Path | N
         service.run()
     finally:
         if trace is not None:
-            trace.write_text("".join(json.dumps({**asdict(entry), "stage": entry.stage.name}) + "\n" for entry in service.loop.trace))
+            trace.write_text("".join(json.dumps({**entry._asdict(), "stage": entry.stage.name}) + "\n" for entry in service.loop.trace))
         socket.close(linger=0)
         context.term()
         if endpoint.startswith("ipc://"):

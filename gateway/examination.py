@@ -87,10 +87,8 @@ async def _speech(config: GatewayConfig) -> Finding:
 
 async def _spoken(engines: EnginePool) -> tuple[int, float, float]:
     """Samples of the sentence, and seconds to the first and to the last of them. Raises EngineError."""
-    engine = engines.open(SpeechRequest(live=False, pace="file"))
     begun_s, first_s, samples = time.monotonic(), 0.0, 0
-    engine.append(SENTENCE)
-    engine.finish()
+    engine = engines.open(SpeechRequest(live=False, pace="file"), SENTENCE, finished=True)
     async for event in engine:
         if isinstance(event, AudioChunk):
             first_s = first_s or time.monotonic() - begun_s

@@ -58,9 +58,9 @@ class EnginePool:
         """How the engine was doing a moment ago; None when there is none."""
         return self._client.stats if self._client is not None and self.unready is None else None
 
-    def open(self, request: SpeechRequest) -> EngineUtterance:
-        """Begin an utterance. Raises EngineUnavailable."""
-        return self._ready_client().open(request)
+    def open(self, request: SpeechRequest, text: str = "", *, finished: bool = False) -> EngineUtterance:
+        """Begin an utterance. Raises what EngineClient's `open` does, and EngineUnavailable."""
+        return self._ready_client().open(request, text, finished=finished)
 
     async def __aenter__(self) -> EnginePool:
         self._task = asyncio.create_task(self._supervise(), name="engine-pool")

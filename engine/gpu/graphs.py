@@ -1,10 +1,13 @@
-"""Launches on a GPU: one captured graph a stage and bucket, whose only input is a small vector from the host.
+"""Launches on a GPU: one captured graph a stage and bucket, whose only input and output are places in pinned memory.
 
-A launch is: the vector to the device, the graph, its results to pinned memory, an event. The host asks the event and never waits."""
+A launch is: its letter written, the graph. The graph's first kernel reads the letter, its last one leaves the results and then the launch's
+number (engine/kernels/gpu/post.py). The host watches for that number and never waits."""
 
 from __future__ import annotations
 
 import gc
+import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,53 +19,115 @@ from torch import Tensor
 
 from engine.errors import DeviceLost
 from engine.gpu.state import DeviceSlots
-from engine.kernels.gpu.sample import mail
+from engine.kernels.gpu.post import BEGAN, ENDED, NUMBER, answer, fill_fresh, mail, offsets, take_letter
 
-MOST_MAIL = 1024
-# Launches whose buffers may be in use at once: those in flight, and those whose results are being read.
+# Words and fresh slots in a letter.
+MOST_MAIL, MOST_FRESH = 1024, 16
+# Launches whose places may be in use at once: those in flight, and those whose results are being read.
 RING = 4
+# Nobody tells a host that watches memory that its device has failed: it asks after a launch that takes so long, and again after as long.
+ASK_S = 0.1
 
 Work = Callable[[Tensor], tuple[Tensor, ...]]
-"""(slots [R] int32) -> results, each [R, ...]. Runs on the device alone: no waiting, no shapes that depend on values."""
+"""(slots [R] int32) -> results, each [R, ...] contiguous, of whole 4-byte words. Runs on the device alone: no waiting, no shapes that depend on
+values."""
+Arrays = tuple[NDArray[np.generic], ...]
 
 
 @dataclass
 class Results:
     """What a launch returns, once it is done: arrays of its live rows in pinned memory, valid until `RING` launches later, and its duration."""
 
-    arrays: tuple[NDArray[np.generic], ...]
+    arrays: Arrays
     seconds: float
 
 
 class InFlight:
-    """A launch on its way. On a CPU it is over at once."""
+    """A launch on its way: launch `number`, whose answer's line is `answered` (NUMBER, BEGAN, ENDED)."""
 
-    def __init__(self, arrays: tuple[NDArray[np.generic], ...], begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> None:
-        self._arrays, self._begin, self._end = arrays, begin, end
+    def __init__(self, number: int, answered: memoryview, arrays: Arrays) -> None:
+        self._number, self._answered, self._arrays = number, answered, arrays
+        self._ask_s = time.monotonic() + ASK_S
 
     def done(self) -> bool:
         """Raises DeviceLost."""
+        if self._answered[NUMBER] == self._number:
+            return True
+        if time.monotonic() > self._ask_s:
+            self._ask()
+        return False
+
+    def _ask(self) -> None:
+        self._ask_s = time.monotonic() + ASK_S
         try:
-            return self._end is None or bool(self._end.query())  # type: ignore[no-untyped-call]
+            over = torch.cuda.current_stream().query()
         except torch.AcceleratorError as error:
             raise DeviceLost(str(error)) from error
+        if over and self._answered[NUMBER] != self._number:
+            raise DeviceLost(f"the device has nothing left to do and launch {self._number} has not answered")
 
     def results(self) -> Results:
         """Only once done."""
-        seconds = self._begin.elapsed_time(self._end) / 1000.0 if self._begin is not None and self._end is not None else 0.0
-        return Results(self._arrays, seconds)
+        return Results(self._arrays, (self._answered[ENDED] - self._answered[BEGAN]) * 1e-9)
 
 
-class Buffers:
-    """What goes down and comes up, in pinned memory where there is a GPU."""
+class Post:
+    """The rings in memory that both sides see, and each side's count of the launches."""
 
-    def __init__(self, device: torch.device, most_rows: int, result_bytes: int) -> None:
+    def __init__(self, device: torch.device, most_rows: int, result_bytes: int, resting: list[int]) -> None:
+        """`resting`: words that every launch sets to zero."""
         pinned = device.type == "cuda"
-        self.inbox = [torch.full((most_rows + 2 * MOST_MAIL,), -1, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
-        self.inbox_array = [buffer.numpy() for buffer in self.inbox]
-        self.outbox = [torch.zeros(result_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(RING)]
-        self.events = [(_event(), _event()) for _ in range(RING)] if pinned else []
-        self.posted = [0] * RING
+        self.letters = torch.full((RING, most_rows + 3 * MOST_FRESH + 2 * MOST_MAIL), -1, dtype=torch.int32, pin_memory=pinned)
+        self.answers = torch.zeros(RING, -(-result_bytes // 16) * 4, dtype=torch.int32, pin_memory=pinned)
+        self.answered = torch.zeros(RING, 3, dtype=torch.int64, pin_memory=pinned)
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.began = torch.zeros(1, dtype=torch.int64, device=device)
+        self.fresh = torch.full((3, MOST_FRESH), -1, dtype=torch.int32, device=device)
+        self.lines = [memoryview(line) for line in self.answered.numpy()]
+        self.room = MOST_MAIL - len(resting)
+        """Words that a letter can take."""
+        self._letters = [memoryview(letter) for letter in self.letters.numpy()]
+        self._fresh = most_rows
+        self._words = most_rows + 3 * MOST_FRESH + len(resting)
+        self.letters[:, self._words - len(resting) : self._words] = torch.tensor(resting, dtype=torch.int32)
+        self.letters[:, -MOST_MAIL:] = 0
+        self._posted = [0] * RING
+        self._freshened = [0] * RING
+        self._number = 0
+
+    def write(self, rows: list[int], fresh: list[tuple[int, int, int]], words: list[int], values: list[int]) -> int:
+        """The next launch's letter: at most `most_rows` rows, MOST_FRESH fresh slots, and `room` words. Returns its number."""
+        self._number += 1
+        at = self._number % RING
+        letter = self._letters[at]
+        letter[: len(rows)] = array("i", rows)
+        if fresh or self._freshened[at]:
+            for line, part in enumerate(zip(*fresh, strict=True) if fresh else ()):
+                first = self._fresh + line * MOST_FRESH
+                letter[first : first + len(part)] = array("i", part)
+            stale = self._freshened[at] - len(fresh)
+            if stale > 0:
+                letter[self._fresh + len(fresh) : self._fresh + len(fresh) + stale] = array("i", [-1]) * stale
+            self._freshened[at] = len(fresh)
+        first, count = self._words, len(words)
+        if count:
+            letter[first : first + count] = array("i", words)
+            letter[first + MOST_MAIL : first + MOST_MAIL + count] = array("i", values)
+        stale = self._posted[at] - count
+        if stale > 0:
+            letter[first + count : first + count + stale] = array("i", [-1]) * stale
+        self._posted[at] = count
+        return self._number
+
+    def arrays(self, results: tuple[Tensor, ...]) -> list[Arrays]:
+        """Such results as they will lie in each place of the ring."""
+        return [
+            tuple(
+                answers[place : place + result.numel() * result.element_size() // 4].view(result.dtype).view(result.shape).numpy()
+                for result, place in zip(results, offsets(results), strict=True)
+            )
+            for answers in self.answers
+        ]
 
 
 class Launcher:
@@ -71,15 +136,12 @@ class Launcher:
 
     def __init__(self, slots: DeviceSlots, most_rows: int, result_bytes: int) -> None:
         self._slots = slots
-        self._rows = most_rows
         self._graphs = slots.device.type == "cuda"
-        self._buffers = Buffers(slots.device, most_rows, result_bytes)
-        self._inbox = torch.full((most_rows + 2 * MOST_MAIL,), -1, dtype=torch.int32, device=slots.device)
-        self._inbox[:most_rows] = slots.idle
-        self._captured: dict[tuple[object, int], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._post = Post(slots.device, most_rows, result_bytes, slots.resting)
+        self._rows = torch.full((most_rows,), slots.idle, dtype=torch.int32, device=slots.device)
+        self._captured: dict[tuple[object, int], tuple[torch.cuda.CUDAGraph, list[Arrays]]] = {}
         self._works: dict[object, Work] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
-        self._turn = 0
 
     def add(self, name: object, work: Work, bucket: int) -> None:
         """Make a work launchable with this many rows. Add the largest bucket first: the smaller ones use its memory."""
@@ -89,19 +151,24 @@ class Launcher:
 
     def _capture(self, name: object, work: Work, bucket: int) -> None:
         # Once for real: compiles kernels and lets libraries set themselves up, which a capture may not.
+        self._post.write([self._slots.idle] * bucket, [], [], [])
         self._on_device(work, bucket)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             results = self._on_device(work, bucket)
-        self._captured[name, bucket] = graph, results
+        self._captured[name, bucket] = graph, self._post.arrays(results)
 
+    @torch.inference_mode()
     def _on_device(self, work: Work, bucket: int) -> tuple[Tensor, ...]:
-        self._deliver()
-        return work(self._inbox[:bucket])
-
-    def _deliver(self) -> None:
-        mail(self._slots.control, self._inbox[self._rows : self._rows + MOST_MAIL], self._inbox[self._rows + MOST_MAIL :])
+        post, s = self._post, self._slots
+        take_letter(
+            post.letters, post.number, post.began, self._rows, post.fresh, s.control, s.text, s.pad, s.seen, s.frame_sum, s.start
+        )  # fmt: skip
+        fill_fresh(post.fresh, s.prefix_keys, s.prefix_values, s.keys, s.values)
+        results = work(self._rows[:bucket])
+        answer(results, post.number, post.began, post.answers, post.answered)
+        return results
 
     def launch(self, name: object, rows: list[int], bucket: int) -> InFlight:
         """Run a work for `rows`, padded to `bucket` with the idle slot, after telling the device all that is posted. Raises DeviceLost."""
@@ -111,50 +178,21 @@ class Launcher:
             raise DeviceLost(str(error)) from error
 
     def _launch(self, name: object, rows: list[int], bucket: int) -> InFlight:
-        self._slots.rest()
-        *more, letter = self._slots.mail(MOST_MAIL)
+        *more, letter = self._slots.mail(self._post.room)
+        # What is told before the letter must not be cleared by it.
+        fresh = self._slots.fresh(0 if more else MOST_FRESH)
         for words, values in more:
             # A long text at once: rare, so it may wait for the copy.
-            both = torch.tensor((words, values), dtype=torch.int32).to(self._inbox.device)
+            both = torch.tensor((words, values), dtype=torch.int32).to(self._rows.device)
             mail(self._slots.control, both[0], both[1])
-        at = self._send(rows, *letter)
-        buffers = self._buffers
-        begin, end = buffers.events[at] if buffers.events else (None, None)
-        if begin is not None:
-            begin.record()
+        number = self._post.write(rows + [self._slots.idle] * (bucket - len(rows)), fresh, *letter)
         if (name, bucket) in self._captured:
-            graph, results = self._captured[name, bucket]
+            graph, arrays = self._captured[name, bucket]
             graph.replay()
         else:
-            results = self._on_device(self._works[name], bucket)
-        arrays = self._fetch(at, results, len(rows))
-        if end is not None:
-            end.record()
-        return InFlight(arrays, begin, end)
-
-    def _send(self, rows: list[int], words: list[int], values: list[int]) -> int:
-        at = self._turn = (self._turn + 1) % RING
-        buffers = self._buffers
-        array, first = buffers.inbox_array[at], self._rows
-        array[: len(rows)] = rows
-        array[len(rows) : first] = self._slots.idle
-        array[first : first + len(words)] = words
-        array[first + len(words) : first + max(len(words), buffers.posted[at])] = -1
-        array[first + MOST_MAIL : first + MOST_MAIL + len(values)] = values
-        buffers.posted[at] = len(words)
-        self._inbox.copy_(buffers.inbox[at], non_blocking=True)
-        return at
-
-    def _fetch(self, at: int, results: tuple[Tensor, ...], rows: int) -> tuple[NDArray[np.generic], ...]:
-        arrays, offset = [], 0
-        for result in results:
-            part = result[:rows]
-            size = part.numel() * part.element_size()
-            home = self._buffers.outbox[at][offset : offset + size].view(part.dtype).view(part.shape)
-            home.copy_(part, non_blocking=True)
-            arrays.append(home.numpy())
-            offset += -(-size // 16) * 16
-        return tuple(arrays)
+            arrays = self._post.arrays(self._on_device(self._works[name], bucket))
+        at = number % RING
+        return InFlight(number, self._post.lines[at], tuple(array[: len(rows)] for array in arrays[at]))
 
 
 @contextmanager
@@ -167,7 +205,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

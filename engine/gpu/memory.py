@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.model.config import load_config
 
 GIB = 2**30
-# Graphs, activations of the largest launches, libraries and what the allocator cannot use: 4.3 GiB in the released shape.
+# Graphs, activations of the largest launches, libraries and what the allocator cannot use: 4.5 GiB in the released shape.
 BESIDE = 5 * GIB
 # Weights are loaded once and packed once, part by part: their share above what is stored.
 PACKED = 1.5

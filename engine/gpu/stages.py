@@ -19,13 +19,13 @@ from torch import Tensor
 from engine.gpu.codec import GpuCodec
 from engine.gpu.graphs import InFlight, Launcher
 from engine.gpu.predictor import GpuPredictor
+from engine.gpu.prefixes import DevicePrefixes
 from engine.gpu.stack import Stack
 from engine.gpu.state import DeviceSlots
 from engine.gpu.talker import GpuTalker
 from engine.kernels.gpu import dependent
 from engine.kernels.gpu.linear import streamed
 from engine.model.prompt import Prefix, Reference, embed, embed_frames
-from engine.prefix import PrefixCache
 from engine.scheduler import Stage
 from engine.stages.base import BaseStages, Launched
 from engine.stages.pending import Finished
@@ -61,7 +61,7 @@ class GpuStages(BaseStages):
     def _build(self) -> None:
         checkpoint, config = self.checkpoint, self.config
         self.slots = DeviceSlots(checkpoint, config.slots, config.positions, config.prefill_rows)
-        self.prefixes = PrefixCache(self.slots.keys, self.slots.values)
+        self.prefixes = DevicePrefixes(self.slots)
         self.gpu_talker = GpuTalker(checkpoint, self.slots)
         self.gpu_predictor = GpuPredictor(checkpoint, self.slots, config.buckets[-1])
         self.frame_sizes = sorted({*config.chunk_frames, config.first_frames, *range(1, config.chunk_frames[0])})
@@ -111,7 +111,6 @@ class GpuStages(BaseStages):
         """Once all is captured."""
         super().warm_up()
 
-    @torch.inference_mode()
     def launch(self, stage: Stage, slots: list[int], first: list[int], frames: int) -> Launched:
         match stage:
             case Stage.PREFILL:

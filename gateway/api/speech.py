@@ -123,10 +123,8 @@ class _Speech:
         """s16le, as it is made. Raises EngineError. Left early, it lets go of the engine."""
         text = self._text
         while is_speakable(text):
-            engine = self._engines.open(self._request)
+            engine = self._engines.open(self._request, text, finished=True)
             try:
-                engine.append(text)
-                engine.finish()
                 async for event in engine:
                     match event:
                         case AudioChunk():

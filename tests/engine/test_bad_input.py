@@ -273,7 +273,7 @@ async def test_a_client_of_another_version_says_so_at_once(tmp_path: Path) -> No
             await socket.send_multipart((peer, encode(Unwelcome(7))))
 
         task = asyncio.create_task(newer_engine())
-        with pytest.raises(EngineUnavailable, match="speaks protocol version 7, this client 1; install the same release for both") as caught:
+        with pytest.raises(EngineUnavailable, match="speaks protocol version 7, this client 2; install the same release for both") as caught:
             await EngineClient(endpoint, timeout_s=10).start()
         assert caught.value.code == "version_mismatch" and not caught.value.retryable
         await task

@@ -727,21 +727,66 @@ def test_what_is_known_of_an_utterance_holds_whatever_happens_to_it(vd: Checkpoi
     assert opened > 3
 
 
-def test_many_rows_of_the_talker_go_on_to_the_code_predictor_at_once(vd: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_talker_go_on_to_the_code_predictor_at_once(vd: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """And say what they say when each launch is chosen by itself."""
 
-    def said(paired_rows: int) -> tuple[list[bytes], list[TraceEntry]]:
-        monkeypatch.setattr("engine.loop.PAIRED_ROWS", paired_rows)
+    def said(looks: bool) -> tuple[list[bytes], list[TraceEntry]]:
+        if looks:
+            monkeypatch.setattr(EngineLoop, "_following", lambda self: None)
         w = World(vd, LateStages)
         for number in range(4):
             w.open(number, TEXT, sampling=Sampling(seed=number))
         w.run()
         return [w.pcm(number).tobytes() for number in range(4)], list(w.loop.trace)
 
-    apart, _ = said(1000)
-    together, trace = said(2)
+    together, trace = said(looks=False)
+    apart, _ = said(looks=True)
     assert together == apart and all(apart)
     for entry, following in itertools.pairwise(trace):
-        if entry.stage is Stage.TALKER and len(entry.rows) >= 2:
+        if entry.stage is Stage.TALKER and len(entry.rows) >= 4:
             assert (following.stage, following.rows) == (Stage.PREDICTOR, entry.rows)
-    assert sum(entry.stage is Stage.TALKER and len(entry.rows) >= 2 for entry in trace) > 5
+    assert sum(entry.stage is Stage.TALKER and len(entry.rows) >= 4 for entry in trace) > 5
+
+
+@pytest.mark.parametrize(("paired_rows", "first"), [(64, Stage.TALKER), (1, Stage.PREDICTOR)])
+def test_somebody_new_goes_before_the_code_predictor_of_few_others(
+    vd: Checkpoint, monkeypatch: pytest.MonkeyPatch, paired_rows: int, first: Stage
+) -> None:
+    monkeypatch.setattr("engine.loop.PAIRED_ROWS", paired_rows)
+    w = World(vd, LateStages)
+    w.open(0, TEXT, sampling=Sampling(seed=0))
+    while not (w.pcm(0).size and w.loop._flights and w.loop._flights[-1].launch.stage is Stage.TALKER):
+        w.run(0.0005)
+    launched = len(w.loop.trace) + len(w.loop._flights)
+    w.open(1, TEXT, sampling=Sampling(seed=1))
+    w.run()
+    entry = w.loop.trace[launched]
+    assert entry.stage is first
+    assert (1 in entry.rows) == (first is Stage.TALKER)
+
+
+def test_text_that_comes_with_the_opening_is_said_as_if_it_had_come_after_it(vd: Checkpoint) -> None:
+    worlds = [World(vd) for _ in range(3)]
+    request = SpeechRequest(max_frames=30, sampling=Sampling(seed=4))
+    whole, begun, apart = worlds
+    whole.loop.handle(ME, Open(whole.loop.epoch, 1, request, TEXT, finished=True), 0.0)
+    begun.loop.handle(ME, Open(begun.loop.epoch, 1, request, TEXT), 0.0)
+    begun.loop.handle(ME, Finish(begun.loop.epoch, 1), 0.0)
+    apart.loop.handle(ME, Open(apart.loop.epoch, 1, request), 0.0)
+    apart.loop.handle(ME, Append(apart.loop.epoch, 1, TEXT), 0.0)
+    apart.loop.handle(ME, Finish(apart.loop.epoch, 1), 0.0)
+    for w in worlds:
+        w.run()
+    assert whole.pcm(1).tobytes() == begun.pcm(1).tobytes() == apart.pcm(1).tobytes() != b""
+
+
+def test_an_opening_with_too_much_text_or_none_ends_at_once(vd: Checkpoint) -> None:
+    world = World(vd)
+    long = "a" * (world.loop.config.max_text_chars + 1)
+    world.loop.handle(ME, Open(world.loop.epoch, 1, SpeechRequest(), long, finished=True), 0.0)
+    failed = world.last(1)
+    assert isinstance(failed, Failed)
+    assert failed.code == "text_too_long"
+    world.loop.handle(ME, Open(world.loop.epoch, 2, SpeechRequest(), finished=True), 0.0)
+    assert world.done(2).reason == "empty"
+    assert world.loop.idle

@@ -118,7 +118,9 @@ class PacedEngine:
             return self._send(peer, Stats(self._epoch, 1024, len(self._open), 0, [], [], [0.0], [0, 0], 0.0))
         key = peer, command.utterance
         if isinstance(command, Open):
-            self._open[key] = Stream(now_s)
+            stream = self._open[key] = Stream(now_s, chars=len(command.text), finished=command.finished)
+            if command.text:
+                self._plan(key, stream, now_s + self._first_s)
             return None
         stream = self._open.get(key)
         match command:

@@ -153,7 +153,7 @@ class StandInEngine:
                 self._send(peer, Failed(command.epoch, command.utterance, "engine_unavailable", "another engine's epoch", True))
                 continue
             if isinstance(command, Open):
-                making = Making(command.request)
+                making = Making(command.request, command.text, command.finished)
                 self.utterances.append(making)
                 if self.refusal is not None:
                     no = self.refusal

@@ -1,4 +1,4 @@
-"""Drawing tokens, and what lies between the passes: the next input's gathering, a frame's end, the host's mail. One launch for all rows.
+"""Drawing tokens, and what lies between the passes: the next input's gathering, a frame's end. One launch for all rows.
 
 State by slot, S slots: seed [S] int64; steps, prompt, token, may_end [S] int32; sampling [S, 10] float32, of which columns 0, 1 are the
 temperature of Talker and Predictor, 2, 3 top_k, 4, 5 top_p, 6, 7 greedy, 8 the repetition penalty; seen [S, codebook] int8; codes
@@ -104,17 +104,6 @@ def predictor_input(slots: Tensor, hidden: Tensor, token: Tensor, table: Tensor,
     )
 
 
-def mail(control: Tensor, index: Tensor, value: Tensor) -> None:
-    """control[index[i]] = value[i] where index[i] >= 0; all int32, control [W], index and value [M]. No index may come twice in a call:
-    words are written in no order."""
-    if not by_kernel(control):
-        mail_twin(control, index, value)
-        return
-    from engine.kernels.gpu.sample_kernel import mail_kernel
-
-    mail_kernel[(-(-len(index) // 256),)](control, index, value, len(index), BLOCK=256, PDL=gpu.PDL, **_options(4))
-
-
 def _options(warps: int) -> dict[str, Any]:
     return {"num_warps": warps, "launch_pdl": True} if gpu.PDL else {"num_warps": warps}
 
@@ -174,11 +163,6 @@ def predictor_input_twin(slots: Tensor, hidden: Tensor, token: Tensor, table: Te
     index = slots.long()
     last.copy_(hidden[index])
     x.copy_(table[token[index].long()])
-
-
-def mail_twin(control: Tensor, index: Tensor, value: Tensor) -> None:
-    kept = index >= 0
-    control[index[kept].long()] = value[kept]
 
 
 def uniform(seed: Tensor, frame: Tensor, group: int, groups: int) -> Tensor:

@@ -249,11 +249,3 @@ def predictor_input_kernel(slots, hidden, token, table, last, x, hidden_width, w
     i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     tl.store(last + r * hidden_width + i, tl.load(hidden + slot * hidden_width + i, mask=i < hidden_width), mask=i < hidden_width)
     tl.store(x + r * width + i, tl.load(table + code * width + i, mask=i < width), mask=i < width)
-
-
-@jit
-def mail_kernel(control, index, value, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    await_previous(PDL)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(index + i, mask=i < count, other=-1)
-    tl.store(control + place, tl.load(value + i, mask=i < count, other=0), mask=place >= 0)

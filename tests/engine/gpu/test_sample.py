@@ -180,15 +180,3 @@ def test_predictor_input(run: object, width: int) -> None:
     run(slots, hidden, state.token, table, last, x)  # type: ignore[operator]
     assert torch.equal(last, hidden[[6, 1, 2]])
     assert torch.equal(x, table[[8, 0, 29]])
-
-
-@pytest.mark.parametrize("run", [sample.mail, sample.mail_twin])
-def test_mail(run: object) -> None:
-    control = torch.zeros(900, dtype=torch.int32, device=DEVICE)
-    index = torch.full((300,), -1, dtype=torch.int32, device=DEVICE)
-    index[:280] = torch.randperm(900)[:280].to(torch.int32)
-    value = torch.randint(-(2**31), 2**31, (300,)).to(torch.int32).to(DEVICE)
-    run(control, index, value)  # type: ignore[operator]
-    exact = torch.zeros_like(control)
-    exact[index[:280].long()] = value[:280]
-    assert torch.equal(control, exact)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.gpu import conform
+from engine.gpu import conform, graphs
 from engine.gpu import stages as gpu_stages
 from engine.gpu.device import captured
 from engine.gpu.stages import GpuStages
 from engine.loop import EngineLoop
 from engine.messages import AudioChunk, Cancel, Sampling
 from engine.model.checkpoint import Checkpoint, load_checkpoint
-from engine.model.prompt import Reference
+from engine.model.prompt import AUTO, CloneVoice, Reference, SpeakerVector, build_prefix
 from engine.scheduler import Stage
 from engine.stages import BaseStages, Stages
 from tests.conftest import FIXTURES
@@ -145,3 +145,38 @@ def test_a_clip_dropped_meanwhile_is_kept_again(monkeypatch: pytest.MonkeyPatch)
     for step in (*steps, other, last):
         step()
     assert list(stages._primed) == [clips[1]]
+
+
+@pytest.mark.parametrize(("words", "fresh"), [(1024, 16), (30, 16), (1024, 1), (30, 1)])
+def test_beginnings_that_a_letter_does_not_hold(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, words: int, fresh: int) -> None:
+    """The rest is told, and done, before the launch: a slot is never cleared after it has been told something."""
+    monkeypatch.setattr(graphs, "MOST_MAIL", words)
+    monkeypatch.setattr(graphs, "MOST_FRESH", fresh)
+    world = GpuWorld(checkpoint)
+    world.say_all(greedy=False)
+    # Again, with the prefix known to all of them.
+    for number, text in enumerate(TEXTS, start=10):
+        world.open(number, text, sampling=Sampling(seed=number - 10), max_frames=30)
+    world.run()
+    wanted = GpuWorld(checkpoint, Stages).say_all(False)
+    assert_alike(wanted, [(world.done(number).reason, world.pcm(number)) for number in range(10, 10 + len(TEXTS))])
+
+
+def test_a_known_clip_is_spoken_on_from_like_a_new_one() -> None:
+    stages = GpuWorld(load_checkpoint(FIXTURES / "checkpoints" / "base17")).stages
+    assert isinstance(stages, GpuStages)
+    clip = Reference((1, 2), ((3,) * stages.checkpoint.config.talker.groups,) * 3)
+    config = stages.checkpoint.config
+    voice = CloneVoice(SpeakerVector("nobody", torch.zeros(config.talker.body.hidden)), clip)
+    prefix = build_prefix(config, stages.checkpoint.tokenizer, voice=voice, language=AUTO, instructions="")
+    found = []
+    for _ in range(2):
+        slot, pieces = stages.begin(prefix, Sampling(greedy=True), 0, may_end=False, reference=clip)
+        for _ in range(pieces):
+            stages.prefill(slot)
+        tokens = stages.launch(Stage.TALKER, [slot], [0], 1).result()
+        found.append((pieces, tokens, stages.slots.hidden[slot].clone()))
+        stages.close(slot)
+    assert found[0][0] > found[1][0] == 0
+    assert found[0][1] == found[1][1]
+    assert torch.equal(found[0][2], found[1][2])
