@@ -82,8 +82,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Receivers that cannot be told hold 0.08."""
     quiet_lead_s: Annotated[float, msgspec.Meta(ge=0.02, le=3.0)] = 0.02
     """The same in silence, for browsers that report and do as they are told. They are sent comfort noise then, a packet five times a second, and
-    play the next word when it comes. At most 0.06 less than `client_lead_s`; as much or more: the lead never changes, and silence is sent
-    as any other sound."""
+    play the next word when it comes, unless their network is bad. At most 0.06 less than `client_lead_s`; as much or more: the lead never
+    changes, and silence is sent as any other sound."""
     api_keys: list[Secret] = []
     """Who may speak: each caller shows one as bearer, or a session token made with one. Empty: anyone who reaches the gateway may."""
     open_access: bool = False

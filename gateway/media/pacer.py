@@ -25,9 +25,6 @@ GRACE_S = 0.04
 
 MEMORY_S = 2.1
 """For so long a browser remembers how prompt packets were."""
-LESS_PROMPT_S = 0.049
-"""So much less prompt than others a packet may be: a browser then reckons with 60 ms of jitter, for it looks at its clock every 10 ms and counts in
-20. That is less than it holds in speech, so it does nothing about it; with more it would stretch the beginning."""
 LONE_LASTS_S = 1.0
 """A browser plays on so long in comfort noise behind a lone packet, and then as if packets were lost."""
 
@@ -77,14 +74,14 @@ class Pacer:
         wall_rtp = round((plays_s - self._epoch_s) * RTP_RATE / PACKET_TICKS) * PACKET_TICKS
         return Slot(now_s, max(wall_rtp, self._next_rtp), True, plays_s, LONE_LASTS_S)
 
-    def room_s(self, now_s: float) -> float:
-        """By how much the RTP time of a packet that leaves alone can go back: behind the last one, and no more than LESS_PROMPT_S
-        behind the promptest that its listener remembers."""
+    def room_s(self, now_s: float, less_prompt_s: float) -> float:
+        """By how much the RTP time of a packet that leaves alone can go back, 0 or less if it cannot: behind the last one, and no more than
+        `less_prompt_s` behind the promptest that its listener remembers."""
         # By RTP time a browser remembers: after a pause it still knows the last one.
         while len(self._promptest) > 1 and self._promptest[0][0] < now_s - MEMORY_S:
             self._promptest.popleft()
         prompt_s = self.lead_s - self._epoch_s
-        least_s = self._promptest[0][1] - LESS_PROMPT_S if self._promptest else -math.inf
+        least_s = self._promptest[0][1] - less_prompt_s if self._promptest else -math.inf
         return prompt_s - max(least_s, self._next_rtp / RTP_RATE - now_s)
 
     def off_s(self, now_s: float) -> float:

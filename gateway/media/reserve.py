@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from gateway.media.network import Network
+
 MOST_MORE_S = 0.06
 """As much less than in speech it is told to hold in silence at most: an engine has made it by the time that speech begins."""
 FADES_S = 0.3
@@ -19,6 +21,8 @@ FRESH_S = 2.0
 """After a report older than this a listener is served as if it did not report."""
 STEP_S = 0.005
 """Less is not worth telling."""
+BAND_S = 0.012
+"""It may be told to hold so much less than it does without passing over anything."""
 SOON_S = 0.012
 """A browser that holds nothing plays a packet so long after it was sent: it looks every 10 ms."""
 
@@ -34,6 +38,8 @@ class Reserve:
         self._told_s = speech_s
         self._heeds = False
         """It has done as it was told, once."""
+        self._network = Network(speech_s)
+        self._depth_s = 0.0
         self._reported_s = self._sounded_s = float("-inf")
 
     @property
@@ -41,11 +47,17 @@ class Reserve:
         """How long a packet that leaves in silence is to wait there: a packet less than it is told to hold."""
         return max(self._quiet_s - 0.02, 0.0)
 
-    def report(self, target_s: float | None, depth_s: float, sounding: bool, now_s: float) -> None:
-        """The listener's word for what it was told to hold and how long what it played lately had waited there (0: it played nothing);
-        `sounding`: there is speech that it has not heard yet."""
+    @property
+    def less_prompt_s(self) -> float:
+        """How much less prompt than others a packet may be made in silence."""
+        return self._network.less_prompt_s
+
+    def report(self, target_s: float | None, depth_s: float, network_s: float | None, sounding: bool, now_s: float) -> None:
+        """The listener's word for what it was told to hold, how long what it played lately had waited there (0: it played nothing), and how long
+        it would have for the network's sake; `sounding`: there is speech that it has not heard yet."""
+        self._network.report(network_s)
         as_told = target_s is not None and abs(target_s - self._told_s) < STEP_S / 2
-        self._reported_s = now_s
+        self._depth_s, self._reported_s = depth_s, now_s
         self._heeds |= as_told and self._told_s == self._quiet_s < self._speech_s
         if sounding:
             self._sounded_s = now_s
@@ -56,16 +68,22 @@ class Reserve:
 
     def quiet(self, now_s: float) -> bool:
         """Whether silence is to be sent as comfort noise."""
-        if not (self._heeds and self._faded(now_s) and now_s - self._reported_s < FRESH_S):
+        if not (self._heeds and self.less_prompt_s and self._faded(now_s) and now_s - self._reported_s < FRESH_S):
             return False
         self._settle()
         return True
 
     def begin(self, depth_s: float | None, now_s: float) -> float:
-        """Speech begins: how much more than before is to be sent ahead to one that was in comfort noise, where packets waited for `depth_s`.
-        None: it was not."""
+        """Speech begins: how much more than before is to be sent ahead. `depth_s`: how long a packet of the comfort noise waited; None: there was
+        none, and all that is known is the last report."""
         self._sounded_s = now_s
-        return 0.0 if depth_s is None else max(self._speech_s - max(depth_s, SOON_S), 0.0)
+        if not self._heeds or self._told_s == self._speech_s:
+            return 0.0
+        if depth_s is not None:
+            return max(self._speech_s - max(depth_s, SOON_S), 0.0)
+        # It may be passing over silence just now, and is to be done with that before the first word is played.
+        self._raise(self._depth_s - BAND_S)
+        return max(self._speech_s - self._depth_s, 0.0) if self._depth_s > 0.0 and now_s - self._reported_s < FRESH_S else 0.0
 
     def _faded(self, now_s: float) -> bool:
         return now_s - self._sounded_s >= FADES_S

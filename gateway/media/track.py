@@ -114,7 +114,7 @@ class OpusTrack(MediaStreamTrack):
         over_s = depth_s - self.reserve.least_s
         if not speech and over_s <= LOOSE_S:
             return
-        room_s = max(self._pacer.room_s(now_s), 0.0)
+        room_s = max(self._pacer.room_s(now_s, self.reserve.less_prompt_s), 0.0)
         back_s = max(over_s + MARGIN_S, 0.0)
         if speech:
             # Nothing is rounded, or it would be played later by as much.

@@ -67,7 +67,7 @@ SAY = """async (text) => {
     const count = to.jitterBufferEmittedCount - from.jitterBufferEmittedCount;
     return count ? ((to[sum] - from[sum]) / count) * 1000 : 0;
   };
-  const [waited, wanted] = ["jitterBufferDelay", "jitterBufferTargetDelay"];
+  const [waited, wanted] = ["jitterBufferDelay", "jitterBufferMinimumDelay"];
   return [onsetAt - sentAt, gatewayMs, mean(waited, earlier, before), mean(waited, before, after), mean(wanted, before, after)];
 }"""
 """Milliseconds: text handed over to first audible sample, the gateway's ttfa_ms, the receiver's buffer before it and in it."""
@@ -173,7 +173,7 @@ async def main(arguments: argparse.Namespace) -> None:
         "of that in the gateway, to the packet's leaving",
         "the receiver's buffer in the silence before",
         "the receiver's buffer in speech",
-        "what the receiver wanted it to be",
+        "what the receiver wanted it to be for the network's sake",
     )
     print(f"{'embedded voice' if arguments.embedded else 'stand-in engine'}, n {len(rows)}, {' '.join(arguments.set) or 'default settings'}")
     for name, values in zip(names, zip(*rows, strict=True), strict=True):

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.reserve import FADES_S, FRESH_S, MOST_MORE_S, SOON_S, Reserve
+from gateway.media.reserve import BAND_S, FADES_S, FRESH_S, MOST_MORE_S, SOON_S, Reserve
 
 EVERY_S = 0.2
 QUIET_S, SPEECH_S = 0.02, 0.08
-reports = st.tuples(st.floats(0.0, 1.0), st.sampled_from(["as told", None, 0.08]), st.floats(0.0, 0.3), st.booleans(), st.booleans())
+reports = st.tuples(
+    st.floats(0.0, 1.0), st.sampled_from(["as told", None, 0.08]), st.floats(0.0, 0.3), st.none() | st.floats(0.0, 0.2), st.booleans(), st.booleans()
+)
 
 
 @given(st.lists(reports, max_size=60), st.floats(0.0, 0.1), st.floats(0.06, 0.3))
@@ -20,10 +22,10 @@ def test_whatever_is_reported_what_is_told_and_sent_stays_within_bounds(claims, 
     reserve, now_s = Reserve(quiet_s, speech_s, told.append), 0.0
     least_s = min(max(quiet_s, speech_s - MOST_MORE_S), speech_s) - 1e-6
     assert 0.0 <= reserve.least_s <= least_s + 1e-5
-    for wait_s, target, depth_s, sounding, begins in claims:
+    for wait_s, target, depth_s, network_s, sounding, begins in claims:
         now_s += wait_s
         count = len(told)
-        reserve.report(told[-1] if target == "as told" else target, depth_s, sounding, now_s)
+        reserve.report(told[-1] if target == "as told" else target, depth_s, network_s, sounding, now_s)
         if sounding:
             assert all(before < now <= depth_s for before, now in zip(told[count - 1 :], told[count:], strict=False)), "only more, and what is there"
         comfort = reserve.quiet(now_s)
@@ -38,8 +40,8 @@ def test_whatever_is_reported_what_is_told_and_sent_stays_within_bounds(claims, 
 def reserve_that_heeds(told: list[float]) -> Reserve:
     """In silence, at one second."""
     reserve = Reserve(QUIET_S, SPEECH_S, told.append)
-    reserve.report(SPEECH_S, 0.08, False, 1.0 - EVERY_S)
-    reserve.report(QUIET_S, 0.05, False, 1.0)
+    reserve.report(SPEECH_S, 0.08, None, False, 1.0 - EVERY_S)
+    reserve.report(QUIET_S, 0.05, None, False, 1.0)
     return reserve
 
 
@@ -47,7 +49,7 @@ def test_one_that_does_not_follow_is_sent_silence_and_sound_as_before() -> None:
     told: list[float] = []
     reserve = Reserve(QUIET_S, SPEECH_S, told.append)
     for number in range(30):
-        reserve.report(SPEECH_S, 0.08, 10 < number < 20, EVERY_S * number)
+        reserve.report(SPEECH_S, 0.08, None, 10 < number < 20, EVERY_S * number)
         assert not reserve.quiet(EVERY_S * number)
     assert told == [QUIET_S] and reserve.begin(None, 9.0) == 0.0
 
@@ -56,7 +58,7 @@ def test_the_lead_that_is_pinned_never_changes() -> None:
     told: list[float] = []
     reserve = Reserve(SPEECH_S, SPEECH_S, told.append)
     for now_s, depth_s in ((0.0, 0.08), (1.0, 0.08), (2.0, 0.03), (2.2, 0.03)):
-        reserve.report(SPEECH_S, depth_s, False, now_s)
+        reserve.report(SPEECH_S, depth_s, None, False, now_s)
         assert not reserve.quiet(now_s)
     assert told == []
 
@@ -66,10 +68,10 @@ def test_silence_becomes_comfort_noise_when_speech_has_faded_and_ends_with_the_n
     reserve = reserve_that_heeds(told)
     assert told == [QUIET_S] and reserve.quiet(1.0) and not reserve.quiet(1.0 + FRESH_S)
     assert reserve.begin(0.03, 1.1) == pytest.approx(SPEECH_S - 0.03) and not reserve.quiet(1.1)
-    reserve.report(QUIET_S, 0.07, True, 1.2)
+    reserve.report(QUIET_S, 0.07, None, True, 1.2)
     assert told[1:] == [0.07], "what it has by now"
-    reserve.report(0.07, 0.08, True, 1.4)
-    reserve.report(0.08, 0.08, False, 1.6)
+    reserve.report(0.07, 0.08, None, True, 1.4)
+    reserve.report(0.08, 0.08, None, False, 1.6)
     assert not reserve.quiet(1.39 + FADES_S) and told[2:] == [SPEECH_S], "its last word may still sound"
     assert reserve.quiet(1.41 + FADES_S) and told[3:] == [QUIET_S], "it is known to follow"
 
@@ -78,3 +80,19 @@ def test_what_a_listener_holds_at_least_is_less_than_what_it_holds_in_speech() -
     reserve = reserve_that_heeds([])
     assert reserve.least_s == 0.0 and reserve.begin(-0.01, 1.1) == pytest.approx(SPEECH_S - SOON_S)
     assert Reserve(QUIET_S, 0.4, lambda target_s: None).least_s == pytest.approx(0.4 - MOST_MORE_S - 0.02)
+
+
+def test_who_may_be_passing_over_silence_when_speech_begins_is_told_to_be_done_with_that() -> None:
+    told: list[float] = []
+    reserve = reserve_that_heeds(told)
+    assert reserve.begin(None, 1.1) == pytest.approx(SPEECH_S - 0.05) and told == [QUIET_S, pytest.approx(0.05 - BAND_S)]
+
+
+def test_on_a_bad_network_silence_is_sent_like_sound_and_as_much_is_held_as_in_speech() -> None:
+    told: list[float] = []
+    reserve = Reserve(QUIET_S, SPEECH_S, told.append)
+    for number in range(40):
+        # Speech from the tenth to the nineteenth.
+        reserve.report(told[-1] if told else SPEECH_S, 0.08, 0.1, 10 < number < 20, EVERY_S * number)
+        assert not reserve.quiet(EVERY_S * number)
+    assert told == [QUIET_S, SPEECH_S] and reserve.begin(None, 9.0) == 0.0
