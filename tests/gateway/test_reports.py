@@ -373,6 +373,17 @@ async def test_who_holds_little_in_silence_is_sent_comfort_noise_then_and_more_a
     assert (await listener.channel_event("hold"))["target_ms"] == 20
 
 
+async def test_on_a_bad_network_silence_is_sent_like_sound(connect, listen) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
+    for target_ms in (80, *[20] * 9):
+        listener.playhead = max(listener.playhead, len(listener._packets) - 4)
+        listener.report(buffer_ms=80, target_ms=target_ms, network_ms=100)
+        await asyncio.sleep(0.2)
+    assert [event["target_ms"] for event in listener.events if event["type"] == "hold"] == [20]
+    assert len([at for at, _ in listener.silences if at > time.monotonic() - 1.0]) > 40
+
+
 async def test_a_target_that_is_no_number_is_refused(connect, gateway, listen) -> None:
     speaker = await connect("webrtc")
     headers = {"Authorization": f"Bearer {speaker.created['token']}", "Content-Type": "application/sdp", "Vivavoce-Max-Target-Ms": "plenty"}
