@@ -40,6 +40,8 @@ class Reserve:
         """It has done as it was told, once."""
         self._network = Network(speech_s)
         self._depth_s = 0.0
+        self._steady = False
+        """Its last two reports of that agree: in a stall they would not."""
         self._reported_s = self._sounded_s = float("-inf")
 
     @property
@@ -57,6 +59,7 @@ class Reserve:
         it would have for the network's sake; `sounding`: there is speech that it has not heard yet."""
         self._network.report(network_s)
         as_told = target_s is not None and abs(target_s - self._told_s) < STEP_S / 2
+        self._steady = depth_s > 0.0 and abs(depth_s - self._depth_s) <= BAND_S
         self._depth_s, self._reported_s = depth_s, now_s
         self._heeds |= as_told and self._told_s == self._quiet_s < self._speech_s
         if sounding:
@@ -75,7 +78,7 @@ class Reserve:
 
     def begin(self, depth_s: float | None, now_s: float) -> float:
         """Speech begins: how much more than before is to be sent ahead. `depth_s`: how long a packet of the comfort noise waited; None: there was
-        none, and all that is known is the last report."""
+        none, and all that is known is what was reported."""
         self._sounded_s = now_s
         if not self._heeds or self._told_s == self._speech_s:
             return 0.0
@@ -83,7 +86,7 @@ class Reserve:
             return max(self._speech_s - max(depth_s, SOON_S), 0.0)
         # It may be passing over silence just now, and is to be done with that before the first word is played.
         self._raise(self._depth_s - BAND_S)
-        return max(self._speech_s - self._depth_s, 0.0) if self._depth_s > 0.0 and now_s - self._reported_s < FRESH_S else 0.0
+        return max(self._speech_s - self._depth_s, 0.0) if self._steady and now_s - self._reported_s < FRESH_S else 0.0
 
     def _faded(self, now_s: float) -> bool:
         return now_s - self._sounded_s >= FADES_S

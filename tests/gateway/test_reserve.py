@@ -85,7 +85,13 @@ def test_what_a_listener_holds_at_least_is_less_than_what_it_holds_in_speech() -
 def test_who_may_be_passing_over_silence_when_speech_begins_is_told_to_be_done_with_that() -> None:
     told: list[float] = []
     reserve = reserve_that_heeds(told)
-    assert reserve.begin(None, 1.1) == pytest.approx(SPEECH_S - 0.05) and told == [QUIET_S, pytest.approx(0.05 - BAND_S)]
+    reserve.report(QUIET_S, 0.045, None, False, 1.2)
+    assert reserve.begin(None, 1.3) == pytest.approx(SPEECH_S - 0.045) and told == [QUIET_S, pytest.approx(0.045 - BAND_S)]
+
+
+def test_nothing_is_sent_ahead_by_reports_that_do_not_agree() -> None:
+    reserve = reserve_that_heeds([])
+    assert reserve.begin(None, 1.1) == 0.0
 
 
 def test_on_a_bad_network_silence_is_sent_like_sound_and_as_much_is_held_as_in_speech() -> None:
