@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.reserve import BAND_S, FADES_S, FRESH_S, MOST_MORE_S, SOON_S, Reserve
+from gateway.media.reserve import BAND_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, Reserve
 
 EVERY_S = 0.2
 QUIET_S, SPEECH_S = 0.02, 0.08
@@ -94,11 +94,13 @@ def test_nothing_is_sent_ahead_by_reports_that_do_not_agree() -> None:
     assert reserve.begin(None, 1.1) == 0.0
 
 
-def test_on_a_bad_network_silence_is_sent_like_sound_and_as_much_is_held_as_in_speech() -> None:
+def test_on_a_bad_network_silence_is_sent_like_sound_and_less_is_held_only_long_after_speech() -> None:
     told: list[float] = []
     reserve = Reserve(QUIET_S, SPEECH_S, told.append)
-    for number in range(40):
-        # Speech from the tenth to the nineteenth.
+    for number in range(19 + round(PASSES_S / EVERY_S)):
+        # Speech from the eleventh to the nineteenth.
         reserve.report(told[-1] if told else SPEECH_S, 0.08, 0.1, 10 < number < 20, EVERY_S * number)
         assert not reserve.quiet(EVERY_S * number)
     assert told == [QUIET_S, SPEECH_S] and reserve.begin(None, 9.0) == 0.0
+    reserve.report(SPEECH_S, 0.08, 0.1, False, 9.0 + PASSES_S)
+    assert told[2:] == [QUIET_S]
