@@ -81,9 +81,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Audio a browser is told to hold (jitterBufferTarget) in speech and is sent ahead. More rides out longer stalls of the network.
     Receivers that cannot be told hold 0.08."""
     quiet_lead_s: Annotated[float, msgspec.Meta(ge=0.02, le=3.0)] = 0.02
-    """The same once it has been silent for three seconds, for browsers that report and do as they are told: the first word after that is
-    delayed by this, or by as much as the network's jitter makes the browser hold. At most 0.06 less than `client_lead_s`; as much or more:
-    the lead never changes."""
+    """The same in silence, for browsers that report and do as they are told. They are sent comfort noise then, a packet five times a second, and
+    play the next word when it comes, unless their network is bad. At most 0.06 less than `client_lead_s`; as much or more: the lead never
+    changes, and silence is sent as any other sound."""
     api_keys: list[Secret] = []
     """Who may speak: each caller shows one as bearer, or a session token made with one. Empty: anyone who reaches the gateway may."""
     open_access: bool = False

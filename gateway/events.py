@@ -93,7 +93,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """A WebRTC listener's playback, on its data channel `events`, five times a second. Counters run from its connection on.
 
     `rtp_time`: the RTP timestamp of the packet it played last, `age_ms` ago; None: none yet. `received`: packets. `concealed_ms`: sound
-    it made up for want of packets, silence excepted. `buffer_ms`: the depth of its jitter buffer, `target_ms` what it is told to hold.
+    it made up for want of packets, silence excepted. `buffer_ms`: the depth of its jitter buffer, `target_ms` what it is told to hold,
+    `network_ms` what it would hold for the network's sake alone (None: it cannot say, or played nothing since its last report).
     `rtt_ms`: from its `ping` to our `pong`. `paused`: what it receives it plays to nobody, so speech is to wait."""
 
     rtp_time: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None
@@ -102,6 +103,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     concealed_ms: NotNegative = 0.0
     buffer_ms: NotNegative = 0.0
     target_ms: NotNegative | None = None
+    network_ms: NotNegative | None = None
     rtt_ms: NotNegative | None = None
     paused: bool = False
 

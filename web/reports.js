@@ -18,7 +18,7 @@ export class Reports {
   #pingedAt = 0;
   /** @type {number | null} */
   #rttMs = null;
-  #delay = { sum: 0, count: 0 };
+  #before = { count: 0, waited: 0, network: 0 };
   /** @type {number | null} */
   #lastRtpTime = null;
 
@@ -68,7 +68,7 @@ export class Reports {
       age_ms: ageMs,
       received: counters?.packetsReceived ?? 0,
       concealed_ms: concealedMs(counters),
-      buffer_ms: this.#bufferMs(counters),
+      ...this.#buffer(counters),
       target_ms: this.#receiver.jitterBufferTarget ?? null,
       rtt_ms: this.#rttMs,
       paused,
@@ -86,12 +86,14 @@ export class Reports {
     else this.onevent(event);
   }
 
-  /** How long what was played since the last report had waited. @param {any} counters */
-  #bufferMs(counters) {
-    const { jitterBufferDelay: sum = 0, jitterBufferEmittedCount: count = 0 } = counters ?? {};
-    const before = this.#delay;
-    this.#delay = { sum, count };
-    return count > before.count ? Math.max(0, ((sum - before.sum) / (count - before.count)) * 1000) : 0;
+  /** How long what was played since the last report had waited, and would have for the network's sake alone. @param {any} counters */
+  #buffer(counters) {
+    const { jitterBufferEmittedCount: count = 0, jitterBufferDelay: waited = 0, jitterBufferMinimumDelay: network } = counters ?? {};
+    const before = this.#before;
+    this.#before = { count, waited, network: network ?? 0 };
+    const meanMs = (sum) => Math.max(0, (sum / (count - before.count)) * 1000);
+    if (count <= before.count) return { buffer_ms: 0, network_ms: null };
+    return { buffer_ms: meanMs(waited - before.waited), network_ms: network === undefined ? null : meanMs(network - before.network) };
   }
 }
 

@@ -127,6 +127,11 @@ class OpusLine:
         return now_s < self._awake_until_s
 
     @property
+    def paused(self) -> bool:
+        """Whether speech waits for the listener."""
+        return self._pause is not None
+
+    @property
     def attached(self) -> bool:
         """Whether there is a listener."""
         return self._listener is not None
@@ -235,13 +240,18 @@ class OpusLine:
             await self._arrived.wait()
         return False
 
-    async def next_by(self, until_s: float, first_until_s: float) -> None:
-        """In mid-utterance: wait for its next packet, but no longer than `until_s`. Where the first one of an utterance may come any moment,
-        no longer than `first_until_s`."""
+    async def next_by(self, until_s: float) -> None:
+        """In mid-utterance: wait for its next packet, but no longer than `until_s`."""
         if self.speaking:
             await self._packet_by(until_s, lambda: self.speaking)
-        elif self.expecting(time.monotonic()):
-            await self._packet_by(first_until_s, lambda: bool(self._awaited))
+        if self._source.ready:
+            await self._source.prepare()
+
+    async def first_by(self, until_s: float) -> None:
+        """In silence: wait for the first packet of speech, but no longer than `until_s`; a little longer where it may come any moment."""
+        await self._packet_by(until_s, lambda: self._pause is not Pause.STUCK)
+        if self.expecting(time.monotonic()):
+            await self._packet_by(until_s + EXPECTS_S, lambda: bool(self._awaited))
         if self._source.ready:
             await self._source.prepare()
 

@@ -7,6 +7,8 @@ lasts as long as the stream runs."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import NamedTuple
 
 RTP_RATE = 48000
@@ -20,6 +22,11 @@ TRANSIT_S = 0.04
 jitterBufferTarget of 80 ms that lies in the band in which it leaves speech alone."""
 GRACE_S = 0.04
 """How far beyond the end of what was sent a packet may still join the spurt: a receiver's own buffer bridges about this much."""
+
+MEMORY_S = 2.1
+"""For so long a browser remembers how prompt packets were."""
+LONE_LASTS_S = 1.0
+"""A browser plays on so long in comfort noise behind a lone packet, and then as if packets were lost."""
 
 
 def lead_for(target_s: float) -> float:
@@ -36,6 +43,8 @@ class Slot(NamedTuple):
     starts_spurt: bool
     plays_s: float
     """When a listener without any delay would begin to play it."""
+    lasts_s: float = PACKET_S
+    """How long its listener may be at it."""
 
 
 class Pacer:
@@ -48,6 +57,8 @@ class Pacer:
         self._anchor_rtp = 0
         self._next_rtp = 0
         self._begun = False
+        self._promptest: deque[tuple[float, float]] = deque()
+        """Of the last MEMORY_S, falling: when a packet left, and how far ahead of that its RTP time was."""
 
     def slot(self, now_s: float) -> Slot:
         """The next packet's place, if it is ready now. A packet that comes after the listener has run dry starts a new spurt."""
@@ -57,13 +68,37 @@ class Pacer:
         wall_rtp = round((now_s - self._epoch_s) * RTP_RATE / PACKET_TICKS) * PACKET_TICKS
         return Slot(now_s, max(wall_rtp, self._next_rtp), True, now_s)
 
+    def alone(self, now_s: float) -> Slot:
+        """The place of a packet that leaves now, whenever the last one left: as far ahead as all others."""
+        plays_s = now_s + self.lead_s
+        wall_rtp = round((plays_s - self._epoch_s) * RTP_RATE / PACKET_TICKS) * PACKET_TICKS
+        return Slot(now_s, max(wall_rtp, self._next_rtp), True, plays_s, LONE_LASTS_S)
+
+    def room_s(self, now_s: float, less_prompt_s: float) -> float:
+        """By how much the RTP time of a packet that leaves alone can go back, 0 or less if it cannot: behind the last one, and no more than
+        `less_prompt_s` behind the promptest that its listener remembers."""
+        # By RTP time a browser remembers: after a pause it still knows the last one.
+        while len(self._promptest) > 1 and self._promptest[0][0] < now_s - MEMORY_S:
+            self._promptest.popleft()
+        prompt_s = self.lead_s - self._epoch_s
+        least_s = self._promptest[0][1] - less_prompt_s if self._promptest else -math.inf
+        return prompt_s - max(least_s, self._next_rtp / RTP_RATE - now_s)
+
+    def off_s(self, now_s: float) -> float:
+        """How far this moment lies behind one at which a packet's RTP time would need no rounding."""
+        return (now_s - self._epoch_s) % PACKET_S
+
     def hurry(self, by_s: float) -> None:
         """All that comes is due so much earlier: its RTP time runs on, and the wall clock that it goes by moves."""
         self._anchor_s -= by_s
         self._epoch_s -= by_s
 
-    def sent(self, slot: Slot) -> None:
+    def sent(self, slot: Slot, now_s: float) -> None:
         """The packet has left in this slot."""
         if slot.starts_spurt:
-            self._anchor_s, self._anchor_rtp, self._begun = slot.due_s, slot.rtp_time, True
+            self._anchor_s, self._anchor_rtp, self._begun = slot.plays_s, slot.rtp_time, True
+        prompt_s = slot.rtp_time / RTP_RATE - now_s
+        while self._promptest and self._promptest[-1][1] <= prompt_s:
+            self._promptest.pop()
+        self._promptest.append((now_s, prompt_s))
         self._next_rtp = slot.rtp_time + PACKET_TICKS

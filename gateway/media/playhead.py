@@ -77,10 +77,12 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     rtp_time: int
     plays_s: float
     packet: Packet | None
+    lasts_s: float = PACKET_S
+    """How long its listener may be at it: longer than the packet is where the next one is sent later."""
 
     def with_packet(self, packet: Packet | None) -> Sent:
         """The same moment, with this instead."""
-        return Sent(self.rtp_time, self.plays_s, packet)
+        return Sent(self.rtp_time, self.plays_s, packet, self.lasts_s)
 
 
 class Playhead:
@@ -91,7 +93,7 @@ class Playhead:
         self._sent: deque[Sent] = deque()
         self._count: dict[int, int] = {}
         """Samples of each utterance that were sent, but for those that are to be sent again."""
-        self._delay_s = USUAL_DELAY_S
+        self._delay_s = self._running_delay_s = USUAL_DELAY_S
         self._stands_at_s: float | None = None
         """As a time of `plays_s`: where a listener that does not play has stopped."""
         self._reported_s = float("-inf")
@@ -103,7 +105,8 @@ class Playhead:
         """Somebody else listens from now on. Returns what was sent and not heard to its end, to be sent again."""
         again = self.rewind(now_s)
         self._sent.clear()
-        self._delay_s, self._reported_s, self._gone = USUAL_DELAY_S, float("-inf"), False
+        self._delay_s = self._running_delay_s = USUAL_DELAY_S
+        self._reported_s, self._gone = float("-inf"), False
         return again
 
     def rewind(self, now_s: float) -> list[Packet]:
@@ -137,7 +140,7 @@ class Playhead:
 
     def sent(self, slot: Slot, packet: Packet | None, now_s: float) -> None:
         """`packet`, or silence, leaves in `slot`."""
-        self._sent.append(Sent(slot.rtp_time, slot.plays_s, packet))
+        self._sent.append(Sent(slot.rtp_time, slot.plays_s, packet, PACKET_S if packet is not None else slot.lasts_s))
         for share in () if packet is None else packet.shares:
             self._count[share.utterance] = self._count.get(share.utterance, 0) + share.samples
         told_s = self._content(min(now_s, self._reported_s)) if self._reported_s > float("-inf") else float("inf")
@@ -159,12 +162,15 @@ class Playhead:
         """The listener is where one without delay was at `content_s`, and plays on or stands still there."""
         self._delay_s, self._reported_s = now_s - content_s, now_s
         self._stands_at_s = content_s if standing else None
+        if not standing:
+            self._running_delay_s = self._delay_s
 
     def hurried(self, by_s: float) -> None:
         """What is sent from now on is sent so much earlier (gateway.media.pacer). The listener stays where it is in what it has got, and so
         all of that counts as earlier, too."""
-        self._sent = deque(Sent(sent.rtp_time, sent.plays_s - by_s, sent.packet) for sent in self._sent)
+        self._sent = deque(Sent(sent.rtp_time, sent.plays_s - by_s, sent.packet, sent.lasts_s) for sent in self._sent)
         self._delay_s += by_s
+        self._running_delay_s += by_s
         if self._stands_at_s is not None:
             self._stands_at_s -= by_s
 
@@ -182,6 +188,12 @@ class Playhead:
     def spare_s(self, now_s: float) -> float:
         """How long after its time in the schedule a packet still comes in time with a packet to spare, as far as it is known."""
         return min(max(self._delay_s - PACKET_S, 0.0), PACKET_S) if self.measured(now_s) else 0.0
+
+    @property
+    def delay_s(self) -> float:
+        """How long behind the time at which one without any delay would play it the listener plays what it has, or last
+        did before it stood still, as far as it is known."""
+        return self._running_delay_s
 
     def measured(self, now_s: float) -> bool:
         """Whether the listener itself has said where it is, not long ago."""

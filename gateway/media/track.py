@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -15,7 +16,7 @@ from aiortc.mediastreams import MediaStreamError
 
 from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
-from gateway.media.pacer import LEAD_S, RTP_RATE, RTP_WRAP, Pacer
+from gateway.media.pacer import LEAD_S, PACKET_S, RTP_RATE, RTP_WRAP, Pacer, Slot
 from gateway.media.playhead import Packet
 from gateway.media.reserve import Reserve
 
@@ -23,8 +24,13 @@ log = logging.getLogger(__name__)
 
 SILENCE = OpusEncoder().encode(bytes(8 * PACKET_BYTES))[-1]
 """20 ms of digital silence, as an encoder in its stride makes it: three bytes."""
-IN_HAND_S = 0.03
-"""Speech that is kept here for what the engine makes next to join, while more is sent ahead."""
+COMFORT = SILENCE[:1]
+"""A packet with nothing in it, as an Opus encoder with DTX sends it: the listener makes the silence up until the next one comes, and begins to
+play that whenever its time has come, without a buffer to be played first."""
+COMFORT_EVERY_S = 0.2
+LOOSE_S = 0.03
+"""As much more than it is to hold in silence a listener may keep: more is not worth moving its RTP time."""
+MARGIN_S = 0.005
 _TIME_BASE = Fraction(1, RTP_RATE)
 
 
@@ -40,6 +46,10 @@ class OpusTrack(MediaStreamTrack):
         self._line = line
         self.reserve = reserve
         self._in_speech = False
+        self._sparse = False
+        """Silence is sent as comfort noise, a packet now and then."""
+        self._due_s = 0.0
+        """When the last packet was."""
         self._lacks_s = 0.0
         """How much further ahead this speech is still to be sent."""
         self._pacer = Pacer(time.monotonic(), lead_s)
@@ -62,46 +72,80 @@ class OpusTrack(MediaStreamTrack):
         """The next packet, when it is due. Raises MediaStreamError when the track has ended, and nothing else:
         aiortc would stop sending for good while the connection stays up."""
         while self.readyState == "live" and await self._line.ready(self):
+            slot, late = await (self._alone() if self._sparse else self._in_turn())
             now_s = time.monotonic()
-            planned = self._pacer.slot(now_s)
-            # Sleeps even when late, so that a burst or an overloaded loop lets others run.
-            await asyncio.sleep(max(planned.due_s - now_s, 0))
-            # The listener still has its lead: a packet that comes within it is not late.
-            spare_s = self._pacer.lead_s + self._line.playout.spare_s(now_s)
-            await self._line.next_by(planned.due_s + spare_s, planned.due_s + self.reserve.patience_s(now_s))
-            now_s = time.monotonic()
-            slot = self._pacer.slot(now_s)
             if self._origin is None and self._last is not None and self.wire_time is not None:
                 self._origin = (self.wire_time() - self._last) % RTP_WRAP
             packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s)
             if packet is None and not self._line.awake(now_s):
                 continue
-            self._pacer.sent(slot)
-            self._last = slot.rtp_time
-            self._watch(packet, slot.starts_spurt and not planned.starts_spurt)
+            self._pacer.sent(slot, now_s)
+            self._last, self._due_s = slot.rtp_time, slot.due_s
+            self._watch(packet, late)
             self._adjust(packet is not None, now_s)
-            ready = av.Packet(SILENCE if packet is None else packet.payload)
+            ready = av.Packet(packet.payload if packet is not None else COMFORT if self._sparse else SILENCE)
             ready.pts = slot.rtp_time
             ready.time_base = _TIME_BASE
             return ready
         raise MediaStreamError
 
-    def _adjust(self, speech: bool, now_s: float) -> None:
-        """Send more ahead from now on where speech begins, less in silence."""
-        by_s = 0.0
-        if not speech:
-            self._lacks_s = 0.0
-            by_s = -self.reserve.ease(now_s)
-        elif not self._in_speech:
-            self._lacks_s = self.reserve.begin(now_s)
-        if self._lacks_s > 0.0:
-            # No more than there is: what then came late would look like a bad network.
-            spare_s = self._pacer.slot(now_s).due_s + self._line.queued_s - now_s - IN_HAND_S
-            by_s = max(min(self._lacks_s, spare_s), 0.0)
-            self._lacks_s -= by_s
+    async def _in_turn(self) -> tuple[Slot, bool]:
+        """The next packet's place when it is due, and whether it comes after its listener has run dry."""
+        now_s = time.monotonic()
+        planned = self._pacer.slot(now_s)
+        # Sleeps even when late, so that a burst or an overloaded loop lets others run.
+        await asyncio.sleep(max(planned.due_s - now_s, 0))
+        # The listener still has its lead: a packet that comes within it is not late.
+        await self._line.next_by(planned.due_s + self._pacer.lead_s + self._line.playout.spare_s(now_s))
+        slot = self._pacer.slot(time.monotonic())
+        return slot, slot.starts_spurt and not planned.starts_spurt
+
+    async def _alone(self) -> tuple[Slot, bool]:
+        """The place of the first packet of speech as soon as it is there, or of more comfort noise."""
+        await asyncio.sleep(0)
+        await self._line.first_by(self._due_s + COMFORT_EVERY_S)
+        now_s = time.monotonic()
+        self._go_back(now_s, self._line.queued_s > 0.0)
+        return self._pacer.alone(now_s), False
+
+    def _go_back(self, now_s: float, speech: bool) -> None:
+        """Give the next packet the RTP time at which its listener is already, so that it is played when it comes."""
+        depth_s = self._depth_s
+        over_s = depth_s - self.reserve.least_s
+        if not speech and over_s <= LOOSE_S:
+            return
+        room_s = max(self._pacer.room_s(now_s, self.reserve.less_prompt_s), 0.0)
+        back_s = max(over_s + MARGIN_S, 0.0)
+        if speech:
+            # Nothing is rounded, or it would be played later by as much.
+            back_s += self._pacer.off_s(now_s - back_s)
+            back_s -= max(math.ceil((back_s - room_s) / PACKET_S), 0) * PACKET_S
+        self._hurry(-min(back_s, room_s))
+
+    @property
+    def _depth_s(self) -> float:
+        """How long a packet that leaves now would wait there to be played."""
+        return self._pacer.lead_s + self._line.playout.delay_s
+
+    def _hurry(self, by_s: float) -> None:
         if by_s:
             self._pacer.hurry(by_s)
             self._line.playout.hurried(by_s)
+
+    def _adjust(self, speech: bool, now_s: float) -> None:
+        """Send more ahead from now on where speech begins, and next to nothing in silence."""
+        if not speech:
+            # Whoever plays to nobody needs a moment to be heard again, and keeps what it held.
+            self._lacks_s, self._sparse = 0.0, not self._line.paused and self.reserve.quiet(now_s)
+        elif not self._in_speech:
+            self._lacks_s = self.reserve.begin(self._depth_s if self._sparse else None, now_s)
+            self._sparse = False
+        if self._lacks_s > 0.0:
+            # No more than there is: what then came late would look like a bad network.
+            spare_s = self._pacer.slot(now_s).due_s + self._line.queued_s - now_s
+            by_s = max(min(self._lacks_s, spare_s), 0.0)
+            self._lacks_s -= by_s
+            self._hurry(by_s)
         self._in_speech = speech
 
     def _watch(self, packet: Packet | None, stalled: bool) -> None:

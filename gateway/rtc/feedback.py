@@ -96,7 +96,7 @@ class Feedback:
             self._rtp_time, self._since_s, self._received_then = rtp_time, now_s, stats.received
         # Its word for how long it has been there counts only as far as it makes it stand longer.
         age_s = max(stats.age_ms / 1000, now_s - self._since_s)
-        self._stands = age_s > STANDS_S
+        self._stands = age_s > STANDS_S + sent.lasts_s - PACKET_S
         if self._stands:
             self._playhead.report(sent.plays_s + PACKET_S, True, now_s)
         else:

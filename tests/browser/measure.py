@@ -52,8 +52,7 @@ SAY = """async (text) => {
     });
   });
   const look = async () => {
-    const { jitterBufferDelay, jitterBufferEmittedCount } = await session.stats();
-    return { jitterBufferDelay, jitterBufferEmittedCount };
+    return await session.stats();
   };
   const earlier = await look();
   await new Promise((resolve) => setTimeout(resolve, 200));
@@ -64,9 +63,12 @@ SAY = """async (text) => {
   const [onsetAt, gatewayMs] = await heard;
   await done;
   const after = await look();
-  const waited = (from, to) =>
-    ((to.jitterBufferDelay - from.jitterBufferDelay) / (to.jitterBufferEmittedCount - from.jitterBufferEmittedCount)) * 1000;
-  return [onsetAt - sentAt, gatewayMs, waited(earlier, before), waited(before, after)];
+  const mean = (sum, from, to) => {
+    const count = to.jitterBufferEmittedCount - from.jitterBufferEmittedCount;
+    return count ? ((to[sum] - from[sum]) / count) * 1000 : 0;
+  };
+  const [waited, wanted] = ["jitterBufferDelay", "jitterBufferMinimumDelay"];
+  return [onsetAt - sentAt, gatewayMs, mean(waited, earlier, before), mean(waited, before, after), mean(wanted, before, after)];
 }"""
 """Milliseconds: text handed over to first audible sample, the gateway's ttfa_ms, the receiver's buffer before it and in it."""
 
@@ -171,6 +173,7 @@ async def main(arguments: argparse.Namespace) -> None:
         "of that in the gateway, to the packet's leaving",
         "the receiver's buffer in the silence before",
         "the receiver's buffer in speech",
+        "what the receiver wanted it to be for the network's sake",
     )
     print(f"{'embedded voice' if arguments.embedded else 'stand-in engine'}, n {len(rows)}, {' '.join(arguments.set) or 'default settings'}")
     for name, values in zip(names, zip(*rows, strict=True), strict=True):

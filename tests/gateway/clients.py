@@ -16,7 +16,7 @@ from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessi
 from aiortc.mediastreams import MediaStreamError
 from numpy.typing import NDArray
 
-from gateway.media.track import SILENCE
+from gateway.media.track import COMFORT, SILENCE
 
 PATIENCE_S = 10.0
 
@@ -181,7 +181,7 @@ class Listener:
         handle = receiver._handle_rtp_packet
 
         async def noted(packet: Any, arrival_time_ms: int) -> None:
-            kind = self.silences if packet.payload == SILENCE else self.arrivals
+            kind = self.silences if packet.payload in (SILENCE, COMFORT) else self.arrivals
             kind.append((time.monotonic(), packet.timestamp))
             self._packets.append(packet.timestamp)
             await handle(packet, arrival_time_ms=arrival_time_ms)

@@ -210,12 +210,13 @@ async def first_sound(http: aiohttp.ClientSession, server: Server, text: str) ->
     await call.close()
 
 
-async def awake(http: aiohttp.ClientSession, server: Server, count: int, seconds: float) -> None:
+async def awake(http: aiohttp.ClientSession, server: Server, count: int, seconds: float, reports: bool) -> None:
     """Print what listeners cost who have been connected and hear silence."""
-    calls = [GatewayCall() for _ in range(count)]
+    calls = [GatewayCall(reports) for _ in range(count)]
     for call in calls:
         await call.connect(http, server.url)
-    await asyncio.sleep(SETTLES_S)
+    # A listener that reports is not sent comfort noise at once.
+    await asyncio.sleep(2 * SETTLES_S)
     before_s = cpu_s([server.pids[server.name]])
     await asyncio.sleep(seconds)
     used_s = cpu_s([server.pids[server.name]]) - before_s
@@ -251,7 +252,7 @@ async def main(arguments: argparse.Namespace) -> None:
             gateway = Server("gateway", url, {"gateway": pid, "engine": engine_pid}, lambda: GatewayCall(arguments.reports))
             if not arguments.only_calls:
                 await first_sound(http, gateway, FIRST[arguments.embedded])
-                await awake(http, gateway, 10, 5.0)
+                await awake(http, gateway, 10, 5.0, arguments.reports)
             await crowds(http, gateway, arguments.calls, arguments.seconds, arguments.tries)
         if arguments.stock:
             async with process("tests.gateway.stock", "--rate", str(arguments.stock)) as (url, pid):

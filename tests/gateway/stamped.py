@@ -30,7 +30,10 @@ PASSED_ON = 25
 """One packet in so many goes to aiortc, whose reports keep the server from taking this listener for gone."""
 PATIENCE_S = 20.0
 REPORT_EVERY_S = 0.2
-BUFFER_S = 0.08
+TARGET_MS = 80.0
+"""What it holds until it is told otherwise."""
+SPARSE_S = 0.1
+"""Packets that come no closer than this are comfort noise, and are played when they come."""
 
 Answer = Callable[[str], Awaitable[str]]
 """Takes an SDP offer to a server and brings its answer."""
@@ -51,7 +54,7 @@ class StampedListener:
     """One connection to a server's track."""
 
     def __init__(self, *, reports: bool = False) -> None:
-        """`reports`: have a data channel and say five times a second what is played, as a browser does."""
+        """`reports`: have a data channel, say five times a second what is played, and hold what it is told to, as a browser does."""
         self.arrivals: list[Arrival] = []
         self.on_speech: Callable[[], None] = lambda: None
         """Called for each packet that is not silence."""
@@ -62,6 +65,7 @@ class StampedListener:
         self._count = 0
         self._channel = self._connection.createDataChannel("events") if reports else None
         self._last_on_wire = 0
+        self._target_ms = TARGET_MS
         self._reporting: asyncio.Task[None] | None = None
 
     async def connect(self, answer: Answer) -> None:
@@ -92,13 +96,23 @@ class StampedListener:
         least = min(behind, default=0.0)
         return [each - least for each in behind]
 
+    def _heed(self, message: str) -> None:
+        event = json.loads(message)
+        if event["type"] == "hold":
+            self._target_ms = event["target_ms"]
+
     async def _report(self, channel: RTCDataChannel) -> None:
+        channel.add_listener("message", self._heed)
         await asyncio.sleep(random.random() * REPORT_EVERY_S)
         while True:
-            if channel.readyState == "open" and self.arrivals:
-                played = (self._last_on_wire - round(BUFFER_S * RTP_RATE)) % (1 << 32)
-                fields = {"rtp_time": played, "age_ms": 0, "received": self._count, "concealed_ms": 0, "buffer_ms": BUFFER_S * 1000}
-                channel.send(json.dumps({"type": "stats", "target_ms": 80, "rtt_ms": 2, "paused": False, **fields}))
+            if channel.readyState == "open" and len(self.arrivals) > 1:
+                before, last = self.arrivals[-2:]
+                sparse = last.at_s - before.at_s > SPARSE_S
+                waited_ms, age_ms = (0.0, max(time.time() - last.at_s, 0.0) * 1000) if sparse else (self._target_ms, 0.0)
+                played = (self._last_on_wire - round(waited_ms / 1000 * RTP_RATE)) % (1 << 32)
+                fields = {"rtp_time": played, "age_ms": age_ms, "received": self._count, "concealed_ms": 0, "buffer_ms": waited_ms}
+                fields |= {"target_ms": self._target_ms, "network_ms": 20}
+                channel.send(json.dumps({"type": "stats", "rtt_ms": 2, "paused": False, **fields}))
             await asyncio.sleep(REPORT_EVERY_S)
 
     def _take_socket(self) -> None:
@@ -141,7 +155,7 @@ class StampedListener:
 
 async def post_offer(http: aiohttp.ClientSession, url: str, sdp: str, token: str = "") -> str:
     """WHEP: the answer's SDP."""
-    headers = {"Content-Type": "application/sdp", "Authorization": f"Bearer {token}"}
+    headers = {"Content-Type": "application/sdp", "Authorization": f"Bearer {token}", "Vivavoce-Max-Target-Ms": "4000"}
     async with http.post(f"{url}/v1/whep", data=sdp, headers=headers) as response:
         answer = await response.text()
         assert response.status == 201, answer

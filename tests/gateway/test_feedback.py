@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.events import Stats
 from gateway.media.opus import PACKET_S, PACKET_SAMPLES, RATE
-from gateway.media.pacer import LEAD_S, PACKET_TICKS, Slot
+from gateway.media.pacer import LEAD_S, LONE_LASTS_S, PACKET_TICKS, Slot
 from gateway.media.playhead import STALE_S, UNTOLD_S, USUAL_DELAY_S, Packet, Pause, Playhead, Share
 from gateway.rtc.feedback import EARLIEST_S, MOST_PER_S, Feedback
 
@@ -210,3 +210,15 @@ def test_what_is_played_to_nobody_is_sent_again() -> None:
     again = stream.playhead.rewind(now_s)
     assert len(again) == stream.count - 50
     assert stream.playhead.heard(1, now_s) == 50 * PACKET_SAMPLES and stream.playhead.dry(now_s)
+
+
+def test_a_listener_in_comfort_noise_does_not_stand_still_for_a_second_and_its_delay_is_not_forgotten_then() -> None:
+    playhead = Playhead(RATE)
+    feedback = Feedback(playhead)
+    playhead.sent(Slot(BEGUN_S, 0, True, BEGUN_S + LEAD_S, LONE_LASTS_S), None, BEGUN_S)
+    feedback.take(Stats(0, 500.0, 1), 0, BEGUN_S + LEAD_S + 0.51)
+    assert playhead.delay_s == pytest.approx(0.01)
+    feedback.take(Stats(0, 5000.0, 1), 0, BEGUN_S + LEAD_S + 5.01)
+    assert playhead.delay_s == pytest.approx(0.01)
+    playhead.hurried(-0.03)
+    assert playhead.delay_s == pytest.approx(-0.02)

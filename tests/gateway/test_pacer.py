@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.pacer import BURST_PACKETS, GRACE_S, LEAD_S, PACKET_TICKS, RTP_RATE, Pacer, Slot
+from gateway.media.network import MUCH_S
+from gateway.media.pacer import BURST_PACKETS, GRACE_S, LEAD_S, MEMORY_S, PACKET_S, PACKET_TICKS, RTP_RATE, Pacer, Slot
 from gateway.media.playout import Playout
 
 EPOCH_S = 1000.0
@@ -14,7 +15,7 @@ EPOCH_S = 1000.0
 
 def send(pacer: Pacer, ready_s: float) -> Slot:
     slot = pacer.slot(ready_s)
-    pacer.sent(slot)
+    pacer.sent(slot, max(slot.due_s, ready_s))
     return slot
 
 
@@ -80,6 +81,53 @@ def test_rtp_time_grows_in_whole_packets_and_never_runs_far_ahead(waits_s: list[
         last = slot.rtp_time
 
 
+def test_a_packet_that_leaves_alone_is_as_far_ahead_as_the_others_and_what_follows_goes_on_from_it() -> None:
+    pacer = Pacer(EPOCH_S)
+    before = spurt(pacer, EPOCH_S, 10)[-1]
+    now_s = before.due_s + 0.2
+    alone = pacer.alone(now_s)
+    pacer.sent(alone, now_s)
+    assert alone.due_s == now_s and alone.rtp_time == before.rtp_time + 10 * PACKET_TICKS
+    assert alone.plays_s == pytest.approx(now_s + LEAD_S)
+    following = pacer.slot(now_s)
+    assert not following.starts_spurt and following.rtp_time == alone.rtp_time + PACKET_TICKS and following.due_s == pytest.approx(now_s + PACKET_S)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 0.4), st.booleans(), st.floats(0.0, 0.2)), min_size=1, max_size=60))
+def test_rtp_time_that_goes_back_never_looks_like_more_than_60_ms_of_jitter(steps: list[tuple[float, bool, float]]) -> None:
+    pacer, now_s, last = Pacer(EPOCH_S), EPOCH_S, -PACKET_TICKS
+    prompt: list[tuple[float, float]] = []
+    for wait_s, more, back_s in steps:
+        now_s += wait_s
+        if more:
+            pacer.hurry(back_s / 2)
+        room_s = pacer.room_s(now_s, MUCH_S)
+        if room_s > 0.0:
+            pacer.hurry(-min(back_s, room_s))
+        slot = pacer.alone(now_s)
+        pacer.sent(slot, now_s)
+        assert slot.rtp_time > last
+        last = slot.rtp_time
+        ahead_s = slot.rtp_time / RTP_RATE - now_s
+        remembered = [ahead for at_s, ahead in prompt if at_s >= now_s - MEMORY_S]
+        # Without rounding; the track sees to that where it matters.
+        if room_s > 0.0:
+            assert max(remembered, default=ahead_s) - ahead_s <= MUCH_S + PACKET_S / 2 + 1e-6
+        prompt.append((now_s, ahead_s))
+
+
+def test_after_two_seconds_rtp_time_can_go_back_further() -> None:
+    pacer = Pacer(EPOCH_S)
+    now_s = spurt(pacer, EPOCH_S, 10)[-1].due_s
+    gone_s = []
+    for _ in range(30):
+        now_s += 0.2
+        gone_s.append(max(pacer.room_s(now_s, MUCH_S), 0.0))
+        pacer.hurry(-gone_s[-1])
+        pacer.sent(pacer.alone(now_s), now_s)
+    assert sum(gone_s[:10]) <= MUCH_S + PACKET_S and sum(gone_s) >= 2 * MUCH_S
+
+
 def test_heard_follows_the_clock_and_stops_when_dry() -> None:
     playout = Playout(24000)
     assert playout.heard(1, 5.0) == 0 and not playout.playing(1, 5.0)
@@ -109,3 +157,9 @@ def test_cut_before_anything_was_sent() -> None:
     playout.cut(1.0)
     playout.sent(1, 2400, 2.0)
     assert playout.heard(1, 2.05) == 1200
+
+
+def test_after_a_pause_rtp_time_goes_back_no_further_than_in_silence() -> None:
+    pacer = Pacer(EPOCH_S)
+    now_s = spurt(pacer, EPOCH_S, 10)[-1].due_s + 40.0
+    assert pacer.room_s(now_s, MUCH_S) <= MUCH_S + 1e-6

@@ -1,5 +1,5 @@
-"""What a listener is told to hold: never more than it has in speech, so that it does not stretch it; little in silence; nothing new for one
-that does not follow. On lists of reports, and against a receiver in miniature."""
+"""What a listener is told to hold: never more than it has in speech, so that it does not stretch it; little in silence, and comfort noise then;
+nothing new for one that does not follow."""
 
 from __future__ import annotations
 
@@ -7,84 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.reserve import FADES_S, FRESH_S, LEAST_DEPTH_S, MOST_EASED_S, MOST_HELD_BACK_S, MOST_LATE_S, MOST_MORE_S, STEADY_S, Reserve
+from gateway.media.reserve import BAND_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, Reserve
 
 EVERY_S = 0.2
 QUIET_S, SPEECH_S = 0.02, 0.08
-STEP_EVERY_S = 0.05
-BAND_S = 0.02
-"""A receiver leaves sound alone while it plays less than this beyond its target."""
-
-
-class Receiver:
-    """Follows what it is told as a browser does: stretches below its target, passes over sound beyond the band, a little every STEP_EVERY_S, and
-    not otherwise."""
-
-    def __init__(self, network_s: float) -> None:
-        self.network_s = network_s
-        """What it would hold by itself."""
-        self.target_s = self.depth_s = SPEECH_S
-        self.late_s = 0.0
-        """How much less prompt than the promptest the packets were that it remembers: those before speech began."""
-        self.touched_s = 0.0
-        """Stretched or passed over by so much, in all."""
-
-    def run(self, seconds: float, sounding: bool) -> None:
-        self.late_s = self.late_s if sounding else 0.0
-        for _ in range(round(seconds / STEP_EVERY_S)):
-            target_s = max(self.target_s, self.network_s)
-            high = self.depth_s >= target_s + BAND_S + self.late_s
-            # Of silence the least that it can, of speech a period of the voice.
-            step_s = (0.01 if sounding else 0.0025) * ((self.depth_s < target_s) - high)
-            self.depth_s += step_s
-            self.touched_s += abs(step_s)
-
-
-class Listening:
-    """A reserve and a receiver, with a report every EVERY_S."""
-
-    def __init__(self, network_s: float = 0.0, *, follows: bool = True) -> None:
-        self.reserve = Reserve(QUIET_S, SPEECH_S, self._told)
-        self.receiver = Receiver(network_s)
-        self.follows = follows
-        self.now_s = 0.0
-        self.told: list[float] = []
-
-    def _told(self, target_s: float) -> None:
-        self.told.append(target_s)
-        self.receiver.target_s = target_s if self.follows else self.receiver.target_s
-
-    def pass_time(self, seconds: float, *, sounding: bool) -> None:
-        for _ in range(round(seconds / EVERY_S)):
-            self.receiver.run(EVERY_S, sounding)
-            self.now_s += EVERY_S
-            self.reserve.report(self.receiver.target_s, self.receiver.depth_s, sounding, self.now_s)
-
-    def begin(self) -> float:
-        more_s = self.reserve.begin(self.now_s)
-        self.receiver.depth_s += more_s
-        self.receiver.late_s = more_s
-        return more_s
-
-
-@given(st.floats(0.0, 0.2), st.lists(st.tuples(st.floats(0.0, 9.0), st.floats(0.4, 6.0)), min_size=1, max_size=6))
-def test_no_speech_is_stretched_or_hurried_however_short_the_silence_before_it(network_s: float, spurts: list[tuple[float, float]]) -> None:
-    listening = Listening(network_s)
-    listening.pass_time(5.0, sounding=False)
-    for silence_s, speech_s in spurts:
-        listening.pass_time(silence_s, sounding=False)
-        in_silence_s = listening.receiver.depth_s
-        if silence_s >= FADES_S + 3.0:
-            assert in_silence_s < max(QUIET_S, network_s) + BAND_S
-        assert 0.0 <= listening.begin() <= MOST_MORE_S
-        in_speech_s = listening.receiver.depth_s
-        assert in_speech_s >= min(SPEECH_S, in_silence_s + MOST_MORE_S) - STEADY_S
-        before_s = listening.receiver.touched_s
-        listening.pass_time(speech_s, sounding=True)
-        assert listening.receiver.touched_s == before_s and listening.receiver.depth_s == in_speech_s
-
-
-reports = st.tuples(st.floats(0.0, 1.0), st.sampled_from(["as told", None, 0.08]), st.floats(0.0, 0.3), st.booleans(), st.booleans())
+reports = st.tuples(
+    st.floats(0.0, 1.0), st.sampled_from(["as told", None, 0.08]), st.floats(0.0, 0.3), st.none() | st.floats(0.0, 0.2), st.booleans(), st.booleans()
+)
 
 
 @given(st.lists(reports, max_size=60), st.floats(0.0, 0.1), st.floats(0.06, 0.3))
@@ -92,81 +21,86 @@ def test_whatever_is_reported_what_is_told_and_sent_stays_within_bounds(claims, 
     told: list[float] = [speech_s]
     reserve, now_s = Reserve(quiet_s, speech_s, told.append), 0.0
     least_s = min(max(quiet_s, speech_s - MOST_MORE_S), speech_s) - 1e-6
-    for wait_s, target, depth_s, sounding, begins in claims:
+    assert 0.0 <= reserve.least_s <= least_s + 1e-5
+    for wait_s, target, depth_s, network_s, sounding, begins in claims:
         now_s += wait_s
         count = len(told)
-        reserve.report(told[-1] if target == "as told" else target, depth_s, sounding, now_s)
-        assert 0.0 <= reserve.patience_s(now_s) <= max(min(MOST_HELD_BACK_S, depth_s - LEAST_DEPTH_S), 0.0)
-        if begins:
-            before_s = told[-1]
-            assert 0.0 <= reserve.begin(now_s) <= min(MOST_MORE_S, max(speech_s - depth_s, 0.0))
-            assert told[-1] <= max(before_s, depth_s)
-        assert all(least_s <= each <= speech_s for each in told)
+        reserve.report(told[-1] if target == "as told" else target, depth_s, network_s, sounding, now_s)
         if sounding:
             assert all(before < now <= depth_s for before, now in zip(told[count - 1 :], told[count:], strict=False)), "only more, and what is there"
+        comfort = reserve.quiet(now_s)
+        if comfort:
+            assert not sounding and told[-1] == pytest.approx(least_s, abs=1e-4)
+        if begins:
+            assert 0.0 <= reserve.begin(depth_s if comfort else None, now_s) <= max(speech_s - depth_s, 0.0)
+            assert not reserve.quiet(now_s)
+        assert all(least_s <= each <= speech_s for each in told)
 
 
-def test_one_that_does_not_follow_is_sent_sound_as_before() -> None:
-    listening = Listening(follows=False)
-    for _ in range(3):
-        listening.pass_time(FADES_S + 1.0, sounding=False)
-        assert listening.told[-1] == QUIET_S
-        assert listening.begin() == 0.0
-        listening.pass_time(2.0, sounding=True)
+def reserve_that_heeds(told: list[float]) -> Reserve:
+    """In silence, at one second."""
+    reserve = Reserve(QUIET_S, SPEECH_S, told.append)
+    reserve.report(SPEECH_S, 0.08, None, False, 1.0 - EVERY_S)
+    reserve.report(QUIET_S, 0.05, None, False, 1.0)
+    return reserve
+
+
+def test_one_that_does_not_follow_is_sent_silence_and_sound_as_before() -> None:
+    told: list[float] = []
+    reserve = Reserve(QUIET_S, SPEECH_S, told.append)
+    for number in range(30):
+        reserve.report(SPEECH_S, 0.08, None, 10 < number < 20, EVERY_S * number)
+        assert not reserve.quiet(EVERY_S * number)
+    assert told == [QUIET_S] and reserve.begin(None, 9.0) == 0.0
 
 
 def test_the_lead_that_is_pinned_never_changes() -> None:
     told: list[float] = []
     reserve = Reserve(SPEECH_S, SPEECH_S, told.append)
     for now_s, depth_s in ((0.0, 0.08), (1.0, 0.08), (2.0, 0.03), (2.2, 0.03)):
-        reserve.report(SPEECH_S, depth_s, False, now_s)
-    assert reserve.begin(2.3) == 0.0 and told == []
+        reserve.report(SPEECH_S, depth_s, None, False, now_s)
+        assert not reserve.quiet(now_s)
+    assert told == []
 
 
-def test_nothing_is_sent_ahead_by_hearsay() -> None:
-    """Before two reports agree, and when they are out of date, it is not known what the listener lacks."""
-
-    def reported(*depths_s: float) -> Reserve:
-        reserve = Reserve(QUIET_S, SPEECH_S, lambda target_s: None)
-        reserve.report(SPEECH_S, 0.08, False, 0.0)
-        for number, depth_s in enumerate(depths_s, 1):
-            reserve.report(QUIET_S, depth_s, False, EVERY_S * number)
-        return reserve
-
-    assert reported().begin(0.1) == 0.0
-    assert reported(0.03).begin(0.3) == 0.0
-    assert reported(0.06, 0.03).begin(0.5) == 0.0
-    assert reported(0.06, 0.03, 0.03).begin(0.7) == pytest.approx(0.05)
-    assert reported(0.06, 0.03, 0.03).begin(0.7 + FRESH_S) == 0.0
+def test_silence_becomes_comfort_noise_when_speech_has_faded_and_ends_with_the_next_word_or_without_reports() -> None:
+    told: list[float] = []
+    reserve = reserve_that_heeds(told)
+    assert told == [QUIET_S] and reserve.quiet(1.0) and not reserve.quiet(1.0 + FRESH_S)
+    assert reserve.begin(0.03, 1.1) == pytest.approx(SPEECH_S - 0.03) and not reserve.quiet(1.1)
+    reserve.report(QUIET_S, 0.07, None, True, 1.2)
+    assert told[1:] == [0.07], "what it has by now"
+    reserve.report(0.07, 0.08, None, True, 1.4)
+    reserve.report(0.08, 0.08, None, False, 1.6)
+    assert not reserve.quiet(1.39 + FADES_S) and told[2:] == [SPEECH_S], "its last word may still sound"
+    assert reserve.quiet(1.41 + FADES_S) and told[3:] == [QUIET_S], "it is known to follow"
 
 
-def test_it_is_told_to_hold_little_only_when_speech_has_faded() -> None:
+def test_what_a_listener_holds_at_least_is_less_than_what_it_holds_in_speech() -> None:
+    reserve = reserve_that_heeds([])
+    assert reserve.least_s == 0.0 and reserve.begin(-0.01, 1.1) == pytest.approx(SPEECH_S - SOON_S)
+    assert Reserve(QUIET_S, 0.4, lambda target_s: None).least_s == pytest.approx(0.4 - MOST_MORE_S - 0.02)
+
+
+def test_who_may_be_passing_over_silence_when_speech_begins_is_told_to_be_done_with_that() -> None:
+    told: list[float] = []
+    reserve = reserve_that_heeds(told)
+    reserve.report(QUIET_S, 0.045, None, False, 1.2)
+    assert reserve.begin(None, 1.3) == pytest.approx(SPEECH_S - 0.045) and told == [QUIET_S, pytest.approx(0.045 - BAND_S)]
+
+
+def test_nothing_is_sent_ahead_by_reports_that_do_not_agree() -> None:
+    reserve = reserve_that_heeds([])
+    assert reserve.begin(None, 1.1) == 0.0
+
+
+def test_on_a_bad_network_silence_is_sent_like_sound_and_less_is_held_only_long_after_speech() -> None:
     told: list[float] = []
     reserve = Reserve(QUIET_S, SPEECH_S, told.append)
-    reserve.report(SPEECH_S, 0.08, True, 1.0)
-    reserve.report(SPEECH_S, 0.08, False, 1.0 + FADES_S / 2)
-    assert told == []
-    reserve.report(SPEECH_S, 0.08, False, 1.0 + FADES_S)
-    assert told == [QUIET_S]
-
-
-def test_in_a_calm_silence_less_is_sent_ahead_once_and_again_only_after_speech() -> None:
-    reserve = Reserve(QUIET_S, SPEECH_S, lambda target_s: None)
-    eased, now_s, depth_s = [], 0.0, SPEECH_S
-    for spurt in range(2):
-        reserve.report(QUIET_S, depth_s, True, now_s)
-        for _ in range(30):
-            now_s += EVERY_S
-            depth_s = max(depth_s - 0.01, QUIET_S + 0.018) if len(eased) == spurt else depth_s
-            reserve.report(QUIET_S, depth_s, False, now_s)
-            late_s = reserve.patience_s(now_s)
-            if less_s := reserve.ease(now_s):
-                eased.append(less_s)
-                depth_s -= less_s
-                late_s = less_s + reserve.patience_s(now_s)
-            assert late_s <= MOST_LATE_S and reserve.ease(now_s) == 0.0
-        assert depth_s == pytest.approx(QUIET_S + 0.008) and len(eased) == spurt + 1
-        more_s = reserve.begin(now_s)
-        assert more_s == pytest.approx(min(SPEECH_S - depth_s, MOST_MORE_S))
-        depth_s += more_s
-    assert eased == [MOST_EASED_S] * 2
+    for number in range(19 + round(PASSES_S / EVERY_S)):
+        # Speech from the eleventh to the nineteenth.
+        reserve.report(told[-1] if told else SPEECH_S, 0.08, 0.1, 10 < number < 20, EVERY_S * number)
+        assert not reserve.quiet(EVERY_S * number)
+    assert told == [QUIET_S, SPEECH_S] and reserve.begin(None, 9.0) == 0.0
+    reserve.report(SPEECH_S, 0.08, 0.1, False, 9.0 + PASSES_S)
+    assert told[2:] == [QUIET_S]
