@@ -42,6 +42,15 @@ class Results:
     seconds: float
 
 
+@contextmanager
+def failing() -> Iterator[None]:
+    """What PyTorch says inside about a device that has failed is raised as DeviceLost."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceLost(str(error)) from error
+
+
 class InFlight:
     """A launch on its way: launch `number`, whose answer's line is `answered` (NUMBER, BEGAN, ENDED)."""
 
@@ -59,10 +68,8 @@ class InFlight:
 
     def _ask(self) -> None:
         self._ask_s = time.monotonic() + ASK_S
-        try:
+        with failing():
             over = torch.cuda.current_stream().query()
-        except torch.AcceleratorError as error:
-            raise DeviceLost(str(error)) from error
         if over and self._answered[NUMBER] != self._number:
             raise DeviceLost(f"the device has nothing left to do and launch {self._number} has not answered")
 
@@ -177,10 +184,8 @@ class Launcher:
 
     def launch(self, name: object, rows: list[int], bucket: int) -> InFlight:
         """Run a work for `rows`, padded to `bucket` with the idle slot, after telling the device all that is posted. Raises DeviceLost."""
-        try:
+        with failing():
             return self._launch(name, rows, bucket)
-        except torch.AcceleratorError as error:
-            raise DeviceLost(str(error)) from error
 
     def _launch(self, name: object, rows: list[int], bucket: int) -> InFlight:
         *more, letter = self._slots.mail(self._post.room)

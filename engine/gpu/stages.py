@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.gpu.codec import GpuCodec
-from engine.gpu.graphs import InFlight, Launcher
+from engine.gpu.graphs import InFlight, Launcher, failing
 from engine.gpu.predictor import GpuPredictor
 from engine.gpu.prefixes import DevicePrefixes
 from engine.gpu.stack import Stack
@@ -115,7 +115,9 @@ class GpuStages(BaseStages):
         match stage:
             case Stage.PREFILL:
                 self._prefilling = None
-                left = self.prefill(slots[0])
+                # Much of a prompt is no launch of the Launcher's.
+                with failing():
+                    left = self.prefill(slots[0])
                 return Finished(left) if self._prefilling is None else OnItsWay(self._prefilling, lambda _: left)
             case Stage.TALKER:
                 return OnItsWay(self._launcher.launch(stage, slots, self.costs.bucket(len(slots))), self._tokens)

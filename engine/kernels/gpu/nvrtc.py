@@ -63,18 +63,30 @@ def _built(source: Path, architecture: str) -> bytes:
     key = hashlib.sha256(f"{version[0].value}.{version[1].value} {architecture} {source.read_text()}".encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vivavoce"
     target = cache / f"{source.stem}-{key.hexdigest()[:16]}.cubin"
-    if target.exists():
-        return target.read_bytes()
+    try:
+        if kept := target.read_bytes():
+            return kept
+    except OSError:
+        pass  # There is none, or another user's.
     binary = _compiled(nvrtc, source, architecture)
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as work:
-            work.write(binary)
-        # Renamed into place whole: another engine may start at the same moment.
-        os.replace(work.name, target)
+        _keep(binary, target)
     except OSError:
         pass  # No home to write to: compiled anew in each process.
     return binary
+
+
+def _keep(binary: bytes, target: Path) -> None:
+    """Renamed into place whole: another engine may start at the same moment."""
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as work:
+        try:
+            work.write(binary)
+            work.flush()
+            os.replace(work.name, target)
+        except OSError:
+            os.unlink(work.name)
+            raise
 
 
 def _compiled(nvrtc: ctypes.CDLL, source: Path, architecture: str) -> bytes:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.errors import DeviceLost
 from engine.gpu import conform, graphs
 from engine.gpu import stages as gpu_stages
 from engine.gpu.device import captured
@@ -111,6 +112,31 @@ def test_a_slot_given_back_in_mid_flight_serves_the_next_one_whole(checkpoint: C
         world.run()
         assert_alike([("", wanted.pcm(9))], [("", world.pcm(9))])
         assert len([event for event in world.events if isinstance(event, AudioChunk) and event.utterance == 1]) == heard
+
+
+def test_a_slot_taken_again_before_any_launch_says_nothing_of_the_text_before(checkpoint: Checkpoint) -> None:
+    worlds = [GpuWorld(checkpoint, kind, slots=1) for kind in (Stages, GpuStages)]
+    for world in worlds:
+        world.open(1, TEXTS[1], max_frames=30)
+        world.loop._admit(world.now_s)
+        assert world.stages.free_slots == 0
+        world.loop.handle(ME, Cancel(world.loop.epoch, 1), world.now_s)
+        world.open(9, TEXTS[2], sampling=Sampling(seed=1), max_frames=30)
+        world.run()
+    assert_alike([("", worlds[0].pcm(9))], [("", worlds[1].pcm(9))])
+
+
+def test_a_device_that_fails_as_a_prompt_is_computed_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for the fault of the utterance: the next one would fare no better."""
+    world = GpuWorld(load_checkpoint(FIXTURES / "checkpoints" / "vd17"))
+
+    def embed(*arguments: object) -> torch.Tensor:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu_stages, "embed", embed)
+    world.open(0, TEXTS[0], instructions="calm")
+    with pytest.raises(DeviceLost, match="illegal memory"):
+        world.run()
 
 
 def test_a_text_of_more_words_than_one_delivery_holds(checkpoint: Checkpoint) -> None:
