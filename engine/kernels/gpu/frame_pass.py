@@ -35,6 +35,7 @@ ON_THEIR_WAY = 2
 _TILE = 8
 _ROWS = 2 * _TILE
 _LAYER = (HEADS + 2 * GROUPS) * WIDTH + HEADS * WIDTH + HIDDEN + INNER + HIDDEN
+# Shared memory as frame_pass.cu lays it out, in bytes: all there is, Shared, a stage of weights, and a row's sums.
 _SHARED, _HEADER, _STAGE, _MOST_STAGES, _SUMS = 227 * 1024, 1408, 16384, 6, 2 * (WARPS * 48 + 4) * 4
 
 

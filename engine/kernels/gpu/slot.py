@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What a slot begins with, in one kernel each: an utterance waits for them before its first launch.
+"""What a slot begins with, in one kernel each: for what no launch brings along (post.py), such as a long prefix.
 
 text [S, P] int32, seen [S, codebook] int8, frame_sum [S, E]; keys and values [layers, S, G, P, D]."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +12,12 @@ import pytest
 import torch
 
 from engine.errors import DeviceLost
-from engine.gpu import conform, graphs
+from engine.gpu import conform, graphs, prefixes, state
 from engine.gpu import stages as gpu_stages
 from engine.gpu.device import captured
 from engine.gpu.stages import GpuStages
 from engine.loop import EngineLoop
-from engine.messages import AudioChunk, Cancel, Sampling
+from engine.messages import AudioChunk, Cancel, Finish, Open, Sampling, SpeechRequest
 from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.model.prompt import AUTO, CloneVoice, Reference, SpeakerVector, build_prefix
 from engine.scheduler import Stage
@@ -186,6 +188,67 @@ def test_beginnings_that_a_letter_does_not_hold(checkpoint: Checkpoint, monkeypa
     world.run()
     wanted = GpuWorld(checkpoint, Stages).say_all(False)
     assert_alike(wanted, [(world.done(number).reason, world.pcm(number)) for number in range(10, 10 + len(TEXTS))])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_beside_it_an_utterance_says_what_it_says_alone(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Slots given back and taken again at any moment, few prefixes kept, letters that hold little, text that comes bit by bit."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(graphs, "MOST_FRESH", chance.choice([1, 2, 16]))
+    monkeypatch.setattr(graphs, "MOST_MAIL", chance.choice([40, 1024]))
+    most = chance.choice([1, 2, 64]), chance.choice([4, 32])
+    for module in (prefixes, state):
+        monkeypatch.setattr(module, "PREFIXES", most[0])
+        monkeypatch.setattr(module, "MOST_PREFIX", most[1])
+    checkpoint = load_checkpoint(FIXTURES / "checkpoints" / "vd17")
+    # One shape for all launches: now and then a draw hangs on the last bit.
+    shape = {"buckets": (4,), "chunk_frames": (1,), "prefill_rows": chance.choice([4, 16])}
+    world = GpuWorld(checkpoint, slots=3, longest_wait_s=1e9, calm_s=chance.choice([0.05, math.inf]), **shape)
+    asked: list[tuple[SpeechRequest, str]] = []
+    unwritten: dict[int, str] = {}
+
+    def write(number: int, count: int) -> None:
+        text, unwritten[number] = unwritten[number][:count], unwritten[number][count:]
+        if text:
+            world.append(number, text)
+        if not unwritten[number]:
+            del unwritten[number]
+            world.loop.handle(ME, Finish(world.loop.epoch, number), world.now_s)
+
+    for _ in range(90):
+        what = chance.choices(["open", "write", "cancel", "turns"], [2, 2, 1, 6])[0]
+        number = len(asked)
+        if what == "open" and number < 8:
+            own = {"pace": chance.choice(["live", "file"]), "instructions": chance.choice(["", "calm", "a low voice " * 4])}
+            request = SpeechRequest(max_frames=20, whole_text=chance.random() < 0.3, sampling=Sampling(seed=number % 3), **own)
+            text = chance.choice([*TEXTS, TEXTS[1] + ". " + TEXTS[0]])
+            asked.append((request, text))
+            begun = chance.choice([0, 5, len(text)])
+            whole = begun == len(text)
+            if not whole:
+                unwritten[number] = text[begun:]
+            world.loop.handle(ME, Open(world.loop.epoch, number, request, text[:begun], whole), world.now_s)
+        elif what == "write" and unwritten:
+            write(chance.choice(list(unwritten)), chance.randrange(1, 20))
+        elif what == "cancel" and asked:
+            world.loop.handle(ME, Cancel(world.loop.epoch, chance.randrange(number)), world.now_s)
+        else:
+            for _ in range(chance.randrange(1, 9)):
+                world.loop.turn(world.now_s)
+                world.now_s += 0.001
+    for number in list(unwritten):
+        write(number, 100)
+    world.run(300.0)
+    assert world.loop.idle and world.stages.free_slots == 3
+    said = 0
+    for number, (request, text) in enumerate(asked):
+        if world.done(number).reason != "cancelled":
+            alone = GpuWorld(checkpoint, **shape)
+            alone.loop.handle(ME, Open(alone.loop.epoch, 0, request, text, finished=True), 0.0)
+            alone.run()
+            assert_alike([(alone.done(0).reason, alone.pcm(0))], [(world.done(number).reason, world.pcm(number))])
+            said += 1
+    assert said > 2
 
 
 def test_a_known_clip_is_spoken_on_from_like_a_new_one() -> None:
