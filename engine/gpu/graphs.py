@@ -27,6 +27,8 @@ MOST_MAIL, MOST_FRESH = 1024, 16
 RING = 4
 # Nobody tells a host that watches memory that its device has failed: it asks after a launch that takes so long, and again after as long.
 ASK_S = 0.1
+# A launch takes milliseconds; one that takes so long will never end.
+LOST_S = 20.0
 
 Work = Callable[[Tensor], tuple[Tensor, ...]]
 """(slots [R] int32) -> results, each [R, ...] contiguous, of whole 4-byte words. Runs on the device alone: no waiting, no shapes that depend on
@@ -56,7 +58,8 @@ class InFlight:
 
     def __init__(self, number: int, answered: memoryview, arrays: Arrays) -> None:
         self._number, self._answered, self._arrays = number, answered, arrays
-        self._ask_s = time.monotonic() + ASK_S
+        self._made_s = time.monotonic()
+        self._ask_s = self._made_s + ASK_S
 
     def done(self) -> bool:
         """Raises DeviceLost."""
@@ -67,11 +70,14 @@ class InFlight:
         return False
 
     def _ask(self) -> None:
-        self._ask_s = time.monotonic() + ASK_S
+        now_s = time.monotonic()
+        self._ask_s = now_s + ASK_S
         with failing():
             over = torch.cuda.current_stream().query()
         if over and self._answered[NUMBER] != self._number:
             raise DeviceLost(f"the device has nothing left to do and launch {self._number} has not answered")
+        if now_s - self._made_s > LOST_S:
+            raise DeviceLost(f"launch {self._number} has not ended within {LOST_S:g} s")
 
     def results(self) -> Results:
         """Only once done."""

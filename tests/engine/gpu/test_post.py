@@ -103,17 +103,17 @@ def test_a_letter_is_not_written_before_the_launch_that_had_its_place_is_over(mo
     assert there.letters[1 % RING, 0] == 77
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_device_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """Whether it says why or has only nothing left to do; as long as it works it is waited for."""
+@pytest.mark.parametrize("how", ["fails", "forgets", "hangs"])
+def test_a_device_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Whether it says why, has only nothing left to do, or never ends; as long as it may be at work it is waited for."""
     there = Post(torch.device("cpu"), MOST_ROWS, 64, [])
     now_s = 0.0
     works = True
 
     def query() -> bool:
-        if fails and not works:
+        if how == "fails" and not works:
             raise torch.AcceleratorError("an illegal memory access was encountered")
-        return not works
+        return how == "forgets" and not works
 
     monkeypatch.setattr(graphs.time, "monotonic", lambda: now_s)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=query))
@@ -122,7 +122,8 @@ def test_a_device_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPatch, fa
         now_s += graphs.ASK_S / 2
         assert not flight.done()
     works = False
-    with pytest.raises(DeviceLost, match="illegal memory" if fails else "has not answered"):
+    why = {"fails": "illegal memory", "forgets": "has not answered", "hangs": "has not ended within 20 s"}
+    with pytest.raises(DeviceLost, match=why[how]):
         for _ in range(3):
-            now_s += graphs.ASK_S / 2
+            now_s += graphs.LOST_S / 2 if how == "hangs" else graphs.ASK_S / 2
             flight.done()
