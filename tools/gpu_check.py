@@ -270,7 +270,7 @@ def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> Non
 def profile(stages: GpuStages, stage: Stage, bucket: int) -> None:
     """Where a launch's time goes, by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler, torch.inference_mode():
-        stages._timed(stage, bucket)
+        stages.timed(stage, bucket)
         torch.cuda.synchronize()
     launches = 1 + TIMED
     print(f"{stage.name.lower()}, {bucket} rows: us a launch, times a launch, us each")

@@ -4,7 +4,6 @@ python tools/gpu_frame.py MODEL: ms of the captured launch by rows, the median o
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,19 +50,9 @@ class Bench:
 
     def ms(self, rows: int, whole: FramePass | None) -> float:
         self.predictor.whole = whole
-        launcher = self.stages._launcher
         with torch.inference_mode():
-            launcher.add(Stage.PREDICTOR, self.stages._predictor_frame, rows)
-        graph = launcher._captured[Stage.PREDICTOR, rows][0]
-        times = []
-        for _ in range(65):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        return statistics.median(times[5:])
+            self.stages._launcher.add(Stage.PREDICTOR, self.stages._predictor_frame, rows)
+        return 1000 * self.stages.timed(Stage.PREDICTOR, rows, 60)
 
     def line(self, what: str, whole: FramePass | None) -> None:
         print(f"{what:28}" + " ".join(f"{self.ms(rows, whole):7.3f}" for rows in ROWS), flush=True)

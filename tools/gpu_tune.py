@@ -5,7 +5,6 @@ runs while the one before it ends. Prints lines for TILINGS and RESIDENT of engi
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from dataclasses import replace
@@ -67,23 +66,13 @@ class Tuner:
 
     def ms(self, stage: Stage, rows: int) -> float:
         """One launch, the median of 20; infinite where it cannot be made."""
-        launcher = self.stages._launcher
         try:
             with torch.inference_mode():
-                launcher.add(stage, self.works[stage], rows)
+                self.stages._launcher.add(stage, self.works[stage], rows)
         except Exception as problem:
             print(f"    {type(problem).__name__}: {str(problem)[:100]}", flush=True)
             return float("inf")
-        graph = launcher._captured[stage, rows][0]
-        times = []
-        for _ in range(25):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        return statistics.median(times[5:])
+        return 1000 * self.stages.timed(stage, rows, 20)
 
     def tune(self, stage: Stage, rows: int, shapes: list[tuple[int, int]]) -> None:
         best = self.ms(stage, rows)

@@ -112,8 +112,8 @@ class Post:
         """The next launch's letter: at most `most_rows` rows, MOST_FRESH fresh slots, and `room` words. Returns its number. Raises DeviceLost."""
         self._number += 1
         at = self._number % RING
-        if self._number > RING:
-            # Over long ago in the loop, which has two under way at most; who computes a long prompt at once may be ahead of the device.
+        if self._number > RING and self.lines[at][NUMBER] != self._number - RING:
+            # Never in the loop, which has two under way at most; who computes a long prompt at once may be ahead of the device.
             before = InFlight(self._number - RING, self.lines[at], ())
             while not before.done():
                 pass

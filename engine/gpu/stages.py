@@ -4,6 +4,7 @@ Without a GPU the same code runs eagerly, with the twins of the kernels: that is
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -195,18 +196,19 @@ class GpuStages(BaseStages):
         for name, stage, frames in [(Stage.TALKER, Stage.TALKER, 1), (Stage.PREDICTOR, Stage.PREDICTOR, 1), *codec]:
             for bucket in self.config.buckets:
                 if stage is not Stage.CODEC or bucket <= self.config.codec_rows:
-                    self.costs.record(stage, bucket, frames, self._timed(name, bucket))
-        self.costs.record(Stage.PREFILL, 1, 1, self._timed(Stage.PREFILL, self.config.prefill_rows))
+                    self.costs.record(stage, bucket, frames, self.timed(name, bucket))
+        self.costs.record(Stage.PREFILL, 1, 1, self.timed(Stage.PREFILL, self.config.prefill_rows))
 
-    def _timed(self, name: object, bucket: int) -> float:
+    def timed(self, name: object, bucket: int, times: int = TIMED) -> float:
+        """Seconds that a captured launch of idle rows takes: the median of so many, after one that does not count."""
         seconds = []
-        for _ in range(1 + TIMED):
+        for _ in range(1 + times):
             begin_s = time.monotonic()
             flight = self._launcher.launch(name, [], bucket)
             while not flight.done():
                 pass
             seconds.append(flight.results().seconds or time.monotonic() - begin_s)
-        return sorted(seconds[1:])[TIMED // 2]
+        return statistics.median(seconds[1:])
 
 
 def _dependence(rows: Tensor, stack: Stack) -> bool:
