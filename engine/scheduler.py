@@ -169,12 +169,14 @@ class Scheduler:
         are to be looked at."""
         work = self.survey(now_s, utterances, self.config.ahead_s, streams)
         anchor = self._anchor(now_s, work)
-        self.calm_until_s = self._calm_until_s(work)
+        self.calm_until_s = self._calm_end_s(now_s, anchor, work)
         return None if anchor is None else self._launch(now_s, anchor, work)
 
-    def _calm_until_s(self, work: list[ReadyWork]) -> float:
+    def _calm_end_s(self, now_s: float, anchor: ReadyWork | None, work: list[ReadyWork]) -> float:
         """Downloads want all of the device: with them it is never calm."""
-        if self.config.calm_s == math.inf or not all(item.utterance.live for item in work):
+        # Of hundreds the anchor mostly is short already, and nobody else need be looked at.
+        short = anchor is not None and anchor.sounded and anchor.due_s < now_s + self.config.calm_s
+        if short or self.config.calm_s == math.inf or not all(item.utterance.live for item in work):
             return -math.inf
         return min((item.due_s for item in work if item.sounded), default=math.inf) - self.config.calm_s
 
