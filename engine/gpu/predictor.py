@@ -85,8 +85,9 @@ class GpuPredictor:
     def _pass(self, x: Tensor, position: int) -> Tensor:
         """Rows x [R, hidden] at a position from 2 on, or [2 R, hidden] at positions 0 and 1 with `position` 0 -> [R, hidden], the latter one's."""
 
-        def attend(number: int, w: LayerWeights, qkv: Tensor) -> Tensor:
+        def attend(number: int, w: LayerWeights, qkv: Tensor, undivided: Tensor | None) -> Tensor:
             cos, sin, scale, eps = self.stack.cos, self.stack.sin, self.stack.scale, self.config.body.eps
-            return frame_attention(qkv, w.q_norm, w.k_norm, eps, cos, sin, position, self.keys[number], self.values[number], scale)
+            keys, values = self.keys[number], self.values[number]
+            return frame_attention(qkv, w.q_norm, w.k_norm, eps, cos, sin, position, keys, values, scale, undivided)
 
         return self.stack.run(x, attend, wanted=len(x) // 2 if position == 0 else 0)

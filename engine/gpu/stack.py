@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.gpu.linear import linear_add, norm_gate_up, norm_linear
+from engine.kernels.gpu.linear import linear_add, norm_gate_up, norm_linear_later
 from engine.model.config import TransformerConfig
 from engine.model.layers import Layer
 
@@ -25,8 +25,9 @@ class LayerWeights:
     down: Tensor
 
 
-Attend = Callable[[int, LayerWeights, Tensor], Tensor]
-"""(a layer's number, its weights, qkv [R, (H + 2 G) * D]) -> [R, H * D], the layer's cache read and written."""
+Attend = Callable[[int, LayerWeights, Tensor, Tensor | None], Tensor]
+"""(a layer's number, its weights, qkv [R, (H + 2 G) * D], rows [R, hidden] by whose root mean square that is still to be divided, if any)
+-> [R, H * D], the layer's cache read and written."""
 
 
 class Stack:
@@ -42,7 +43,7 @@ class Stack:
         """Rows x [R, hidden] -> hidden states before the final norm [R - wanted, hidden], of rows `wanted` on; x is used up."""
         eps = self.config.eps
         for number, w in enumerate(self.layers):
-            mixed = attend(number, w, norm_linear(x, eps, w.qkv))
+            mixed = attend(number, w, *norm_linear_later(x, eps, w.qkv))
             if number == len(self.layers) - 1:
                 mixed, x = mixed[wanted:], x[wanted:]
             x = linear_add(mixed, w.out, x)

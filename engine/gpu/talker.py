@@ -38,10 +38,10 @@ class GpuTalker:
         positions = torch.empty(count, dtype=torch.int32, device=s.device)
         talker_input(rows, s.steps, s.prompt, s.text, s.frame_sum, self.text_table, x, positions)
 
-        def attend(number: int, w: LayerWeights, qkv: Tensor) -> Tensor:
+        def attend(number: int, w: LayerWeights, qkv: Tensor, undivided: Tensor | None) -> Tensor:
             cos, sin, scale = self.stack.cos, self.stack.sin, self.stack.scale
             eps, keys, values = self.config.body.eps, s.keys[number], s.values[number]
-            return decode_attention(qkv, w.q_norm, w.k_norm, eps, cos, sin, rows, positions, keys, values, scale)
+            return decode_attention(qkv, w.q_norm, w.k_norm, eps, cos, sin, rows, positions, keys, values, scale, undivided)
 
         x = self.stack.run(x, attend)
         hidden = rms_norm(x, self.norm, self.config.body.eps)
@@ -73,10 +73,10 @@ class GpuTalker:
     def prefill(self, x: Tensor, rows: Tensor, positions: Tensor) -> None:
         """Prompt rows x [R, hidden] at `positions` [R] of slots `rows` [R]: only their keys and values are wanted."""
 
-        def attend(number: int, w: LayerWeights, qkv: Tensor) -> Tensor:
+        def attend(number: int, w: LayerWeights, qkv: Tensor, undivided: Tensor | None) -> Tensor:
             cos, sin, scale = self.stack.cos, self.stack.sin, self.stack.scale
             keys, values = self.slots.keys[number], self.slots.values[number]
-            q = rope_write(qkv, w.q_norm, w.k_norm, self.config.body.eps, cos, sin, rows, positions, keys, values, scale)
+            q = rope_write(qkv, w.q_norm, w.k_norm, self.config.body.eps, cos, sin, rows, positions, keys, values, scale, undivided)
             return attention(q, rows, positions, keys, values, None)
 
         self.stack.run(x, attend)

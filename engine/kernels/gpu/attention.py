@@ -4,6 +4,7 @@ each other, or in one where a launch has one row a slot.
 
 qkv [R, (H + 2 G) * D]: H query heads, G key and G value heads of D numbers. keys, values [S, G, C, D]: position p lies at p % C. cos, sin
 [P, D / 2] float32 by position; a position beyond the table takes its last row. slots, positions [R] int32. D is a power of two from 16 up.
+`undivided` [R, K]: qkv is first divided by the root mean square of these rows (norm.py).
 Rows that pad a launch may share a slot and a position: what they get is of no use, and hurts nobody."""
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from torch import Tensor
 
 from engine.kernels import gpu
 from engine.kernels.gpu import await_previous, by_kernel, jit, power_of_two, tl
+from engine.kernels.gpu.norm import divided_twin, one_over_rms
 
 
 def rope_write_twin(
     qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float,
+    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float, undivided: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     groups, capacity, width = keys.shape[1:]
     rows = qkv.shape[0]
-    wide = qkv.float().view(rows, -1, width)
+    wide = (qkv.float() if undivided is None else divided_twin(qkv, undivided, eps)).view(rows, -1, width)
     heads = wide.shape[1] - 2 * groups
     at = positions.long().clamp(max=cos.shape[0] - 1)
     slot, place = slots.long(), positions.long() % capacity
@@ -48,9 +50,9 @@ def attention_twin(q: Tensor, slots: Tensor, positions: Tensor, keys: Tensor, va
 
 def decode_attention_twin(
     qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float,
+    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float, undivided: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    q = rope_write_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale)
+    q = rope_write_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale, undivided)
     return attention_twin(q, slots, positions, keys, values, None)
 
 
@@ -67,21 +69,23 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rope_write(
     qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float,
+    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float, undivided: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Per-head RMSNorm of q and k (where there are weights), rotation, q times `scale`: k and v go to the cache, q [R, H, D] comes back."""
     assert slots.is_contiguous() and positions.is_contiguous()
     if not by_kernel(qkv):
-        return rope_write_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale)
+        return rope_write_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale, undivided)
     groups, capacity, width = keys.shape[1:]
     heads = qkv.shape[1] // width - 2 * groups
     assert qkv.is_contiguous() and keys.is_contiguous() and values.is_contiguous() and (q_norm is None) == (k_norm is None)
     q = qkv.new_empty(qkv.shape[0], heads, width)
+    x = qkv if undivided is None else undivided
     options = {"launch_pdl": True} if gpu.PDL else {}
     rope_write_kernel[(qkv.shape[0], heads + 2 * groups)](
         qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, cos, sin, cos.shape[0],
-        slots, positions, keys, values, q, capacity, scale,
-        HEADS=heads, GROUPS=groups, WIDTH=width, NORM=q_norm is not None, PDL=gpu.PDL, num_warps=1, **options,
+        slots, positions, keys, values, q, capacity, scale, x, x.shape[1],
+        HEADS=heads, GROUPS=groups, WIDTH=width, NORM=q_norm is not None, UNDIVIDED=undivided is not None, INPUTS=power_of_two(x.shape[1]),
+        PDL=gpu.PDL, num_warps=1, **options,
     )  # fmt: skip
     return q
 
@@ -105,22 +109,23 @@ def attention(q: Tensor, slots: Tensor, positions: Tensor, keys: Tensor, values:
 
 def decode_attention(
     qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float,
+    slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor, scale: float, undivided: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`rope_write`, then `attention` over all the cache holds, in one kernel: for launches with one row a slot -> [R, H * D]."""
     assert slots.is_contiguous() and positions.is_contiguous()
     if not by_kernel(qkv):
-        return decode_attention_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale)
+        return decode_attention_twin(qkv, q_norm, k_norm, eps, cos, sin, slots, positions, keys, values, scale, undivided)
     groups, capacity, width = keys.shape[1:]
     heads = qkv.shape[1] // width - 2 * groups
     assert qkv.is_contiguous() and keys.is_contiguous() and values.is_contiguous() and (q_norm is None) == (k_norm is None)
     out = qkv.new_empty(qkv.shape[0], heads * width)
+    x = qkv if undivided is None else undivided
     options = {"launch_pdl": True} if gpu.PDL else {}
     decode_attention_kernel[(qkv.shape[0], groups)](
         qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, cos, sin, cos.shape[0],
-        slots, positions, keys, values, out, capacity, scale,
-        GROUPS=groups, SHARE=heads // groups, WIDTH=width, NORM=q_norm is not None, PDL=gpu.PDL,
-        **_blocks(heads // groups, width, capacity), **options,
+        slots, positions, keys, values, out, capacity, scale, x, x.shape[1],
+        GROUPS=groups, SHARE=heads // groups, WIDTH=width, NORM=q_norm is not None, UNDIVIDED=undivided is not None,
+        INPUTS=power_of_two(x.shape[1]), PDL=gpu.PDL, **_blocks(heads // groups, width, capacity), **options,
     )  # fmt: skip
     return out
 
@@ -132,10 +137,10 @@ def _blocks(share: int, width: int, capacity: int) -> dict[str, int]:
 
 
 @jit
-def rotate_halves(base, norm_w, eps, c, s, i, inside, WIDTH: tl.constexpr, NORM: tl.constexpr):
-    """The two halves of each head at the pointers `base` [heads, 1], or of one head at the pointer `base` [1], normed and rotated."""
-    first = tl.load(base + i, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(base + WIDTH // 2 + i, mask=inside, other=0.0).to(tl.float32)
+def rotate_halves(base, factor, norm_w, eps, c, s, i, inside, WIDTH: tl.constexpr, NORM: tl.constexpr):
+    """The two halves of each head at the pointers `base` [heads, 1], or of one head at the pointer `base` [1], multiplied, normed and rotated."""
+    first = tl.load(base + i, mask=inside, other=0.0).to(tl.float32) * factor
+    second = tl.load(base + WIDTH // 2 + i, mask=inside, other=0.0).to(tl.float32) * factor
     if NORM:
         near = i < WIDTH // 2
         square = tl.sum(first * first, 1)[:, None] + tl.sum(second * second, 1)[:, None]
@@ -174,8 +179,9 @@ def attend(
 
 @jit
 def rope_write_kernel(
-    qkv, q_norm, k_norm, eps, cos, sin, table, slots, positions, keys, values, q, capacity, scale,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    qkv, q_norm, k_norm, eps, cos, sin, table, slots, positions, keys, values, q, capacity, scale, x, inputs,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, UNDIVIDED: tl.constexpr, INPUTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one row a program: query heads, then key heads, then value heads, as they lie in qkv."""
     r = tl.program_id(0).to(tl.int64)
@@ -189,18 +195,19 @@ def rope_write_kernel(
     turn = tl.minimum(position, table - 1) * (WIDTH // 2) + i
     c = tl.load(cos + turn)
     s = tl.load(sin + turn)
+    factor = one_over_rms(x, r, inputs, eps, INPUTS) if UNDIVIDED else 1.0
     if head < HEADS:
-        first, second = rotate_halves(base, q_norm, eps, c, s, i, i < WIDTH // 2, WIDTH, NORM)
+        first, second = rotate_halves(base, factor, q_norm, eps, c, s, i, i < WIDTH // 2, WIDTH, NORM)
         place = q + (r * HEADS + head) * WIDTH + i
         tl.store(place, (first * scale).to(q.dtype.element_ty))
         tl.store(place + WIDTH // 2, (second * scale).to(q.dtype.element_ty))
     elif head < HEADS + GROUPS:
-        first, second = rotate_halves(base, k_norm, eps, c, s, i, i < WIDTH // 2, WIDTH, NORM)
+        first, second = rotate_halves(base, factor, k_norm, eps, c, s, i, i < WIDTH // 2, WIDTH, NORM)
         tl.store(keys + cache + i, first.to(keys.dtype.element_ty))
         tl.store(keys + cache + WIDTH // 2 + i, second.to(keys.dtype.element_ty))
     else:
-        tl.store(values + cache + i, tl.load(base + i).to(values.dtype.element_ty))
-        tl.store(values + cache + WIDTH // 2 + i, tl.load(base + WIDTH // 2 + i).to(values.dtype.element_ty))
+        tl.store(values + cache + i, (tl.load(base + i).to(tl.float32) * factor).to(values.dtype.element_ty))
+        tl.store(values + cache + WIDTH // 2 + i, (tl.load(base + WIDTH // 2 + i).to(tl.float32) * factor).to(values.dtype.element_ty))
 
 
 @jit
@@ -232,9 +239,9 @@ def attention_kernel(
 
 @jit
 def decode_attention_kernel(
-    qkv, q_norm, k_norm, eps, cos, sin, table, slots, positions, keys, values, out, capacity, scale,
+    qkv, q_norm, k_norm, eps, cos, sin, table, slots, positions, keys, values, out, capacity, scale, x, inputs,
     GROUPS: tl.constexpr, SHARE: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, UNDIVIDED: tl.constexpr, INPUTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As attention_kernel, with the row's own key and value from registers, on their way to the cache."""
     r = tl.program_id(0).to(tl.int64)
@@ -250,13 +257,14 @@ def decode_attention_kernel(
     c = tl.load(cos + turn, mask=near, other=0.0)
     s = tl.load(sin + turn, mask=near, other=0.0)
     row = qkv + r * ((SHARE + 2) * GROUPS * WIDTH)
-    q1, q2 = rotate_halves(row + (group * SHARE + h) * WIDTH, q_norm, eps, c, s, i, (h < SHARE) & near, WIDTH, NORM)
+    factor = one_over_rms(x, r, inputs, eps, INPUTS) if UNDIVIDED else 1.0
+    q1, q2 = rotate_halves(row + (group * SHARE + h) * WIDTH, factor, q_norm, eps, c, s, i, (h < SHARE) & near, WIDTH, NORM)
     q1 = (q1 * scale).to(qkv.dtype.element_ty)
     q2 = (q2 * scale).to(qkv.dtype.element_ty)
-    k1, k2 = rotate_halves(row + (SHARE * GROUPS + group) * WIDTH, k_norm, eps, c, s, i, near, WIDTH, NORM)
+    k1, k2 = rotate_halves(row + (SHARE * GROUPS + group) * WIDTH, factor, k_norm, eps, c, s, i, near, WIDTH, NORM)
     k1 = k1.to(keys.dtype.element_ty)
     k2 = k2.to(keys.dtype.element_ty)
-    v = tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(values.dtype.element_ty)
+    v = (tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32) * factor).to(values.dtype.element_ty)
     own = cache + (position % capacity) * WIDTH
     tl.store(keys + own + i, k1, mask=near)
     tl.store(keys + own + WIDTH // 2 + i, k2, mask=near)

@@ -3,7 +3,8 @@
 stand at the same one, and row r has cache place r, so that no address waits for a value to be read.
 
 qkv [R, (H + 2 G) * D], or [2 R, ...] in the first pass, whose rows r and R + r are positions 0 and 1 of place r. keys, values [>= R, G, C, D],
-C a power of two. cos, sin [>= C, D / 2] float32. D is a power of two from 16 up."""
+C a power of two. cos, sin [>= C, D / 2] float32. D is a power of two from 16 up. `undivided`, as many rows [.., K] as qkv: that is first divided
+by their root mean square (norm.py)."""
 
 from __future__ import annotations
 
@@ -13,50 +14,54 @@ from torch import Tensor
 from engine.kernels import gpu
 from engine.kernels.gpu import await_previous, by_kernel, jit, jit_once, power_of_two, tl
 from engine.kernels.gpu.attention import attention_twin, rope_write_twin
+from engine.kernels.gpu.norm import one_over_rms
 
 _MANY = 8
 """Rows from which a program is one warp."""
 
 
 def frame_attention_twin(
-    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, position: int, keys: Tensor, values: Tensor, scale: float
-) -> Tensor:
+    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, position: int, keys: Tensor, values: Tensor, scale: float,
+    undivided: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     rows = len(qkv) // 2 if position == 0 else len(qkv)
     places = torch.arange(rows, dtype=torch.int32, device=qkv.device)
     at = torch.full_like(places, position)
     if position == 0:
         places, at = torch.cat((places, places)), torch.cat((at, at + 1))
-    q = rope_write_twin(qkv, q_norm, k_norm, eps, cos, sin, places, at, keys, values, scale)
+    q = rope_write_twin(qkv, q_norm, k_norm, eps, cos, sin, places, at, keys, values, scale, undivided)
     return attention_twin(q, places, at, keys, values, None)
 
 
 def frame_attention(
-    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, position: int, keys: Tensor, values: Tensor, scale: float
-) -> Tensor:
+    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, position: int, keys: Tensor, values: Tensor, scale: float,
+    undivided: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Per-head RMSNorm of q and k, rotation, q times `scale`, k and v to the cache, attention over positions 0..position -> [R, H * D].
     `position` 0: the first pass, positions 0 and 1 at once, [2 R, H * D]."""
     if not by_kernel(qkv):
-        return frame_attention_twin(qkv, q_norm, k_norm, eps, cos, sin, position, keys, values, scale)
+        return frame_attention_twin(qkv, q_norm, k_norm, eps, cos, sin, position, keys, values, scale, undivided)
     groups, capacity, width = keys.shape[1:]
     heads = qkv.shape[1] // width - 2 * groups
     assert qkv.is_contiguous() and keys.is_contiguous() and values.is_contiguous() and position < capacity == power_of_two(capacity)
     first = position == 0
     rows = len(qkv) // 2 if first else len(qkv)
     out = qkv.new_empty(len(qkv), heads * width)
+    x = qkv if undivided is None else undivided
     options = {"launch_pdl": True} if gpu.PDL else {}
     frame_attention_kernel[(rows, groups)](
-        qkv, q_norm, k_norm, eps, cos, sin, max(position, 1), keys, values, out, rows, scale,
-        GROUPS=groups, SHARE=heads // groups, QUERIES=power_of_two(heads // groups), WIDTH=width, CAPACITY=capacity, FIRST=first, PDL=gpu.PDL,
-        num_warps=1 if rows >= _MANY else 4, **options,
+        qkv, q_norm, k_norm, eps, cos, sin, max(position, 1), keys, values, out, rows, scale, x, x.shape[1],
+        GROUPS=groups, SHARE=heads // groups, QUERIES=power_of_two(heads // groups), WIDTH=width, CAPACITY=capacity, FIRST=first,
+        UNDIVIDED=undivided is not None, INPUTS=power_of_two(x.shape[1]), PDL=gpu.PDL, num_warps=1 if rows >= _MANY else 4, **options,
     )  # fmt: skip
     return out
 
 
 @jit
-def turned(row, there, w1, w2, c, s, eps, i, WIDTH: tl.constexpr):
-    """The two halves of the heads at pointers `row` [heads, 1], zero where there is none: normed and rotated."""
-    first = tl.load(row + i, mask=there, other=0.0).to(tl.float32)
-    second = tl.load(row + WIDTH // 2 + i, mask=there, other=0.0).to(tl.float32)
+def turned(row, factor, there, w1, w2, c, s, eps, i, WIDTH: tl.constexpr):
+    """The two halves of the heads at pointers `row` [heads, 1], zero where there is none: multiplied, normed and rotated."""
+    first = tl.load(row + i, mask=there, other=0.0).to(tl.float32) * factor
+    second = tl.load(row + WIDTH // 2 + i, mask=there, other=0.0).to(tl.float32) * factor
     square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
     root = (1.0 / tl.sqrt_rn(square / WIDTH + eps))[:, None]
     first *= root * w1
@@ -66,9 +71,9 @@ def turned(row, there, w1, w2, c, s, eps, i, WIDTH: tl.constexpr):
 
 @jit_once("position", "rows")
 def frame_attention_kernel(
-    qkv, q_norm, k_norm, eps, cos, sin, position, keys, values, out, rows, scale,
+    qkv, q_norm, k_norm, eps, cos, sin, position, keys, values, out, rows, scale, x, inputs,
     GROUPS: tl.constexpr, SHARE: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr,
-    CAPACITY: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
+    CAPACITY: tl.constexpr, FIRST: tl.constexpr, UNDIVIDED: tl.constexpr, INPUTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row and kv head a program, with the SHARE query heads that use it."""
     HALF: tl.constexpr = WIDTH // 2
@@ -97,18 +102,22 @@ def frame_attention_kernel(
         k2 = tl.load(keys + lines + HALF + i, mask=before, other=0.0, cache_modifier=".cg")
         v = tl.load(values + lines + d, mask=before, other=0.0, cache_modifier=".cg")
     await_previous(PDL)
-    row = qkv + tl.where(FIRST, rows + r, r) * LINE
-    q1, q2 = turned(row + (group * SHARE + h) * WIDTH, mine, qw1, qw2, c, s, eps, i, WIDTH)
-    own1, own2 = turned(row + (SHARE * GROUPS + group + one) * WIDTH, one == 0, kw1, kw2, c, s, eps, i, WIDTH)
-    own_v = tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d)
+    line = tl.where(FIRST, rows + r, r)
+    row = qkv + line * LINE
+    factor = one_over_rms(x, line, inputs, eps, INPUTS) if UNDIVIDED else 1.0
+    q1, q2 = turned(row + (group * SHARE + h) * WIDTH, factor, mine, qw1, qw2, c, s, eps, i, WIDTH)
+    own1, own2 = turned(row + (SHARE * GROUPS + group + one) * WIDTH, factor, one == 0, kw1, kw2, c, s, eps, i, WIDTH)
+    own_v = (tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32) * factor).to(dtype)
     q1 = (q1 * scale).to(dtype)
     q2 = (q2 * scale).to(dtype)
     own1 = own1.to(dtype)
     own2 = own2.to(dtype)
     if FIRST:
         start = qkv + r * LINE
-        first1, first2 = turned(start + (SHARE * GROUPS + group + one) * WIDTH, one == 0, kw1, kw2, tl.load(cos + i), tl.load(sin + i), eps, i, WIDTH)
-        first_v = tl.load(start + ((SHARE + 1) * GROUPS + group) * WIDTH + d)
+        earlier = one_over_rms(x, r, inputs, eps, INPUTS) if UNDIVIDED else 1.0
+        turn1, turn2 = tl.load(cos + i), tl.load(sin + i)
+        first1, first2 = turned(start + (SHARE * GROUPS + group + one) * WIDTH, earlier, one == 0, kw1, kw2, turn1, turn2, eps, i, WIDTH)
+        first_v = (tl.load(start + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32) * earlier).to(dtype)
         first1 = first1.to(dtype)
         first2 = first2.to(dtype)
         at_first = (t == 0)[:, None]
@@ -133,5 +142,4 @@ def frame_attention_kernel(
     weights = tl.exp(scores - tl.max(scores, 1)[:, None])
     weights /= tl.sum(weights, 1)[:, None]
     mixed = tl.sum(weights[:, :, None] * v[None, :, :], 1)
-    line = tl.where(FIRST, rows + r, r)
     tl.store(out + (line * GROUPS + group) * SHARE * WIDTH + h * WIDTH + d, mixed.to(dtype), mask=mine)

@@ -91,6 +91,13 @@ def norm_linear(x: Tensor, eps: float, weight: Tensor) -> Tensor:
     return _stream(x, weight, x.new_empty(x.shape[0], weight.shape[0]), eps=eps)
 
 
+def norm_linear_later(x: Tensor, eps: float, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`norm_linear` and None; where cuBLAS multiplies x @ weight.T and x, by whose root mean square the reader is to divide (norm.py)."""
+    if by_kernel(x) and not streamed(x.shape[0], weight.shape):
+        return F.linear(x, weight), x
+    return norm_linear(x, eps, weight), None
+
+
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     """residual += x @ weight.T in place, rounded once: x [R, K], weight [N, K], residual [R, N], which is returned."""
     if not by_kernel(x):
@@ -105,7 +112,7 @@ def norm_gate_up(x: Tensor, eps: float, weight: Tensor) -> Tensor:
     if not by_kernel(x):
         return norm_gate_up_twin(x, eps, weight)
     if not streamed(x.shape[0], weight.shape):
-        return silu_mul(F.linear(rms_norm(x, None, eps), weight))
+        return silu_mul(F.linear(x, weight), x, eps)
     return _stream(x, weight, x.new_empty(x.shape[0], weight.shape[0] // 2), eps=eps, gated=True)
 
 

@@ -1,5 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""RMSNorm and the SiLU gate of many rows, beside matrix products that are cuBLAS's."""
+"""RMSNorm and the SiLU gate of many rows, beside matrix products that are cuBLAS's.
+
+Dividing a row by its root mean square may wait until after a product: what reads the product then does it (`undivided`), and no kernel of its
+own is needed."""
 
 from __future__ import annotations
 
@@ -19,9 +22,14 @@ def rms_norm_twin(x: Tensor, w: Tensor | None, eps: float) -> Tensor:
     return (normed if w is None else normed * w.float()).to(x.dtype)
 
 
-def silu_mul_twin(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.float().chunk(2, -1)
+def silu_mul_twin(gate_up: Tensor, undivided: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    gate, up = (gate_up.float() if undivided is None else divided_twin(gate_up, undivided, eps)).chunk(2, -1)
     return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def divided_twin(y: Tensor, undivided: Tensor, eps: float) -> Tensor:
+    """float32."""
+    return y.float() * torch.rsqrt(undivided.float().square().mean(-1, keepdim=True) + eps)
 
 
 def rms_norm(x: Tensor, w: Tensor | None, eps: float) -> Tensor:
@@ -38,16 +46,27 @@ def rms_norm(x: Tensor, w: Tensor | None, eps: float) -> Tensor:
     return out
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SiLU(g) * u of the halves of gate_up [R, 2 I] -> [R, I]."""
+def silu_mul(gate_up: Tensor, undivided: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """SiLU(g) * u of the halves of gate_up [R, 2 I], divided by the root mean square of the rows `undivided` [R, K] if given -> [R, I]."""
     if not by_kernel(gate_up):
-        return silu_mul_twin(gate_up)
-    assert gate_up.is_contiguous()
+        return silu_mul_twin(gate_up, undivided, eps)
+    x = gate_up if undivided is None else undivided
+    assert gate_up.is_contiguous() and x.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     options = {"launch_pdl": True} if gpu.PDL else {}
-    silu_mul_kernel[(rows, triton.cdiv(width, _GATE_BLOCK))](gate_up, out, width, BLOCK=_GATE_BLOCK, PDL=gpu.PDL, num_warps=4, **options)
+    silu_mul_kernel[(rows, triton.cdiv(width, _GATE_BLOCK))](
+        gate_up, x, out, width, x.shape[1], eps,
+        BLOCK=_GATE_BLOCK, UNDIVIDED=undivided is not None, INPUTS=power_of_two(x.shape[1]), PDL=gpu.PDL, num_warps=4, **options,
+    )  # fmt: skip
     return out
+
+
+@jit
+def one_over_rms(x, row, width, eps, BLOCK: tl.constexpr):
+    k = tl.arange(0, BLOCK)
+    v = tl.load(x + row * width + k, mask=k < width, other=0.0).to(tl.float32)
+    return 1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / width + eps)
 
 
 @jit
@@ -64,11 +83,17 @@ def rms_norm_kernel(x, w, out, width, eps, BLOCK: tl.constexpr, SCALE: tl.conste
 
 
 @jit
-def silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def silu_mul_kernel(
+    gate_up, x, out, width, inputs, eps, BLOCK: tl.constexpr, UNDIVIDED: tl.constexpr, INPUTS: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
     await_previous(PDL)
     gate = tl.load(gate_up + row * 2 * width + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + i, mask=inside, other=0.0).to(tl.float32)
+    if UNDIVIDED:
+        root = one_over_rms(x, row, inputs, eps, INPUTS)
+        gate *= root
+        up *= root
     tl.store(out + row * width + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)

@@ -17,12 +17,22 @@ class Case:
     """Rows at chosen places of a cache whose unwritten parts are poisoned, and what float64 makes of them."""
 
     def __init__(
-        self, heads: int, groups: int, width: int, capacity: int, dtype: torch.dtype, positions: list[int], slots: list[int], norm: bool
+        self,
+        heads: int,
+        groups: int,
+        width: int,
+        capacity: int,
+        dtype: torch.dtype,
+        positions: list[int],
+        slots: list[int],
+        norm: bool,
+        inputs: int = 0,
     ) -> None:
         rows = len(slots)
         self.slots = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
         self.positions = torch.tensor(positions, dtype=torch.int32, device=DEVICE)
         self.qkv = random(rows, (heads + 2 * groups) * width, dtype=dtype)
+        self.undivided = 3 * random(rows, inputs, dtype=dtype) if inputs else None
         self.q_norm, self.k_norm = (random(width, dtype=dtype), random(width, dtype=dtype)) if norm else (None, None)
         angle = torch.arange(96, device=DEVICE)[:, None] * torch.linspace(1, 0.01, width // 2, device=DEVICE)
         self.cos, self.sin = angle.cos(), angle.sin()
@@ -33,14 +43,18 @@ class Case:
             self.values[slot, :, position + 1 :] = torch.nan
         self.heads, self.groups, self.width, self.capacity, self.eps, self.scale = heads, groups, width, capacity, 1e-6, width**-0.5
 
-    def arguments(self) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]:
-        return (self.qkv, self.q_norm, self.k_norm, self.eps, self.cos, self.sin, self.slots, self.positions, self.keys, self.values, self.scale)
+    def arguments(self) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor | None]:
+        turn, cache = (self.cos, self.sin), (self.keys, self.values)
+        return (self.qkv, self.q_norm, self.k_norm, self.eps, *turn, self.slots, self.positions, *cache, self.scale, self.undivided)
 
     def exact(self, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q [R, H, D], attention [R, H * D], keys and values after the write, in float64 by plain loops."""
         keys, values = self.keys.double(), self.values.double()
         heads, groups, half = self.heads, self.groups, self.width // 2
-        rows = self.qkv.double().view(len(self.slots), -1, self.width)
+        qkv = self.qkv.double()
+        if self.undivided is not None:
+            qkv /= (self.undivided.double().square().mean(1, keepdim=True) + self.eps).sqrt()
+        rows = qkv.view(len(self.slots), -1, self.width)
         q = torch.zeros(len(rows), heads, self.width, dtype=torch.float64, device=DEVICE)
         for r, row in enumerate(rows):
             slot, position = int(self.slots[r]), int(self.positions[r])
@@ -68,12 +82,12 @@ class Case:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("norm", "inputs"), [(True, 0), (False, 0), (True, 72)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_decode(shape: tuple[int, int, int, int], norm: bool, dtype: torch.dtype) -> None:
+def test_decode(shape: tuple[int, int, int, int], norm: bool, inputs: int, dtype: torch.dtype) -> None:
     capacity = shape[-1]
     for run in (decode_attention, decode_attention_twin):
-        case = Case(*shape, dtype, [0, 3, capacity - 1, capacity // 2], [2, 0, 5, 1], norm)
+        case = Case(*shape, dtype, [0, 3, capacity - 1, capacity // 2], [2, 0, 5, 1], norm, inputs)
         _, out, keys, values = case.exact(capacity)
         close(run(*case.arguments()), out)
         close(case.keys, keys)
@@ -81,16 +95,17 @@ def test_decode(shape: tuple[int, int, int, int], norm: bool, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("window", [None, 5, 1])
+@pytest.mark.parametrize(("window", "inputs"), [(None, 0), (5, 0), (1, 0), (None, 40)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_of_one_slot_see_each_other(shape: tuple[int, int, int, int], window: int | None, dtype: torch.dtype) -> None:
+def test_rows_of_one_slot_see_each_other(shape: tuple[int, int, int, int], window: int | None, inputs: int, dtype: torch.dtype) -> None:
     capacity = shape[-1]
     for write, attend in ((rope_write, attention), (rope_write_twin, attention_twin)):
-        case = Case(*shape, dtype, [2, 3, 4, 0, 6], [1, 1, 1, 0, 3], True)
-        exact_q, out, keys, _ = case.exact(window or capacity)
+        case = Case(*shape, dtype, [2, 3, 4, 0, 6], [1, 1, 1, 0, 3], True, inputs)
+        exact_q, out, keys, values = case.exact(window or capacity)
         q = write(*case.arguments())
         close(q, exact_q)
         close(case.keys, keys)
+        close(case.values, values)
         close(attend(q, case.slots, case.positions, case.keys, case.values, window), out)
 
 

@@ -17,10 +17,11 @@ EPS = 1e-6
 class Case:
     """A cache whose unwritten parts are poisoned."""
 
-    def __init__(self, shape: tuple[int, int, int, int], rows: int, position: int, dtype: torch.dtype) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], rows: int, position: int, dtype: torch.dtype, inputs: int = 0) -> None:
         heads, groups, width, capacity = self.shape = shape
         self.rows, self.position = rows, position
         self.qkv = random(2 * rows if position == 0 else rows, (heads + 2 * groups) * width, dtype=dtype)
+        self.undivided = 3 * random(len(self.qkv), inputs, dtype=dtype) if inputs else None
         self.norms = random(width, dtype=dtype), random(width, dtype=dtype)
         angle = torch.arange(capacity, device=DEVICE)[:, None] * torch.linspace(1, 0.01, width // 2, device=DEVICE)
         self.cos, self.sin = angle.cos(), angle.sin()
@@ -28,14 +29,18 @@ class Case:
         for cache in (self.keys, self.values):
             cache[:, :, position:] = torch.nan
 
-    def arguments(self) -> tuple[Tensor, Tensor, Tensor, float, Tensor, Tensor, int, Tensor, Tensor, float]:
-        return (self.qkv, *self.norms, EPS, self.cos, self.sin, self.position, self.keys, self.values, self.shape[2] ** -0.5)
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, float, Tensor, Tensor, int, Tensor, Tensor, float, Tensor | None]:
+        scale = self.shape[2] ** -0.5
+        return (self.qkv, *self.norms, EPS, self.cos, self.sin, self.position, self.keys, self.values, scale, self.undivided)
 
     def exact(self) -> tuple[Tensor, Tensor, Tensor]:
         """Attention, keys and values in float64, by plain loops."""
         heads, groups, width, _ = self.shape
         keys, values = self.keys.double(), self.values.double()
-        lines = self.qkv.double().view(len(self.qkv), -1, width)
+        qkv = self.qkv.double()
+        if self.undivided is not None:
+            qkv /= (self.undivided.double().square().mean(1, keepdim=True) + EPS).sqrt()
+        lines = qkv.view(len(qkv), -1, width)
         out = torch.zeros(len(lines), heads, width, dtype=torch.float64, device=DEVICE)
         for number, line in enumerate(lines):
             at = number // self.rows if self.position == 0 else self.position
@@ -57,12 +62,13 @@ class Case:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("inputs", [0, 72])
 @pytest.mark.parametrize("position", [0, 2, 3])
 @pytest.mark.parametrize("rows", [1, 3, 9])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_frame_attention(shape: tuple[int, int, int, int], rows: int, position: int, dtype: torch.dtype) -> None:
+def test_frame_attention(shape: tuple[int, int, int, int], rows: int, position: int, inputs: int, dtype: torch.dtype) -> None:
     for run in (frame_attention, frame_attention_twin):
-        case = Case(shape, rows, position, dtype)
+        case = Case(shape, rows, position, dtype, inputs)
         out, keys, values = case.exact()
         close(run(*case.arguments()), out)
         close(case.keys, keys)

@@ -20,6 +20,7 @@ from engine.kernels.gpu.linear import (
     norm_gate_up,
     norm_gate_up_twin,
     norm_linear,
+    norm_linear_later,
     norm_linear_twin,
 )
 from engine.kernels.gpu.norm import rms_norm, rms_norm_twin, silu_mul, silu_mul_twin
@@ -111,6 +112,20 @@ def test_norm_and_gate(dtype: torch.dtype) -> None:
         close(norm(x, None, EPS), normed(x))
     for gate in (silu_mul, silu_mul_twin):
         close(gate(x), gated(x.double()))
+        close(gate(x, 3 * x[:, :40].contiguous(), EPS), gated(x.double() / ((3 * x[:, :40]).double().square().mean(1, keepdim=True) + EPS).sqrt()))
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_norm_that_is_left_for_later(rows: int) -> None:
+    """Many rows are cuBLAS's, and come with what they are still to be divided by; few are divided."""
+    x, weight = random(rows, 96, dtype=torch.bfloat16), random(64, 96, dtype=torch.bfloat16) / 96**0.5
+    y, undivided = norm_linear_later(x, EPS, weight)
+    if rows == 2 or not gpu.by_kernel(x):
+        assert undivided is None
+        close(y, normed(x) @ weight.double().T)
+    else:
+        assert undivided is x
+        close(y, x.double() @ weight.double().T)
 
 
 @pytest.mark.parametrize("rows", [2, 16, 40])
