@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels import gpu
 from engine.kernels.gpu import await_previous, by_kernel, jit, power_of_two, tl
-from engine.kernels.gpu.norm import divided_twin, one_over_rms
+from engine.kernels.gpu.norm import divided_twin, load_row, one_over_rms
 
 
 def rope_write_twin(
@@ -136,17 +136,25 @@ def _blocks(share: int, width: int, capacity: int) -> dict[str, int]:
     return {"QUERIES": max(16, power_of_two(share)), "HALF": max(16, width // 2), "BLOCK": block, "num_warps": 4 if block == 64 else 2}
 
 
+# In the kernels all is asked for before anything is made of it: a sum over a row is waited for by whatever stands behind it.
+
+
 @jit
-def rotate_halves(base, factor, norm_w, eps, c, s, i, inside, WIDTH: tl.constexpr, NORM: tl.constexpr):
-    """The two halves of each head at the pointers `base` [heads, 1], or of one head at the pointer `base` [1], multiplied, normed and rotated."""
-    first = tl.load(base + i, mask=inside, other=0.0).to(tl.float32) * factor
-    second = tl.load(base + WIDTH // 2 + i, mask=inside, other=0.0).to(tl.float32) * factor
+def load_halves(base, i, inside, WIDTH: tl.constexpr):
+    """The two halves of each head at the pointers `base` [heads, 1], or of one head at the pointer `base`; zero outside."""
+    first = tl.load(base + i, mask=inside, other=0.0).to(tl.float32)
+    return first, tl.load(base + WIDTH // 2 + i, mask=inside, other=0.0).to(tl.float32)
+
+
+@jit
+def rotate_halves(first, second, factor, w1, w2, eps, c, s, WIDTH: tl.constexpr, NORM: tl.constexpr):
+    """Heads [.., D / 2] twice, multiplied, normed and rotated."""
+    first *= factor
+    second *= factor
     if NORM:
-        near = i < WIDTH // 2
-        square = tl.sum(first * first, 1)[:, None] + tl.sum(second * second, 1)[:, None]
-        root = 1.0 / tl.sqrt_rn(square / WIDTH + eps)
-        first *= root * tl.load(norm_w + i, mask=near, other=0.0).to(tl.float32)
-        second *= root * tl.load(norm_w + WIDTH // 2 + i, mask=near, other=0.0).to(tl.float32)
+        root = 1.0 / tl.sqrt_rn((tl.sum(first * first, 1) + tl.sum(second * second, 1))[:, None] / WIDTH + eps)
+        first *= root * w1
+        second *= root * w2
     return first * c - second * s, second * c + first * s
 
 
@@ -186,28 +194,32 @@ def rope_write_kernel(
     """One head of one row a program: query heads, then key heads, then value heads, as they lie in qkv."""
     r = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    await_previous(PDL)
-    position = tl.load(positions + r)
     group = tl.where(head < HEADS + GROUPS, head - HEADS, head - HEADS - GROUPS)
-    cache = ((tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity + position % capacity) * WIDTH
     i = tl.arange(0, WIDTH // 2)[None, :]
-    base = qkv + r * ((HEADS + 2 * GROUPS) * WIDTH) + head * WIDTH
+    near = i < WIDTH // 2
+    w1, w2 = load_halves(tl.where(head < HEADS, q_norm, k_norm), i, near, WIDTH)
+    await_previous(PDL)
+    first, second = load_halves(qkv + r * ((HEADS + 2 * GROUPS) * WIDTH) + head * WIDTH, i, near, WIDTH)
+    if UNDIVIDED:
+        before = load_row(x, r, inputs, INPUTS)
+    position = tl.load(positions + r)
+    cache = ((tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity + position % capacity) * WIDTH
     turn = tl.minimum(position, table - 1) * (WIDTH // 2) + i
     c = tl.load(cos + turn)
     s = tl.load(sin + turn)
-    factor = one_over_rms(x, r, inputs, eps, INPUTS) if UNDIVIDED else 1.0
+    factor = one_over_rms(before, inputs, eps) if UNDIVIDED else 1.0
     if head < HEADS:
-        first, second = rotate_halves(base, factor, q_norm, eps, c, s, i, i < WIDTH // 2, WIDTH, NORM)
+        first, second = rotate_halves(first, second, factor, w1, w2, eps, c, s, WIDTH, NORM)
         place = q + (r * HEADS + head) * WIDTH + i
         tl.store(place, (first * scale).to(q.dtype.element_ty))
         tl.store(place + WIDTH // 2, (second * scale).to(q.dtype.element_ty))
     elif head < HEADS + GROUPS:
-        first, second = rotate_halves(base, factor, k_norm, eps, c, s, i, i < WIDTH // 2, WIDTH, NORM)
+        first, second = rotate_halves(first, second, factor, w1, w2, eps, c, s, WIDTH, NORM)
         tl.store(keys + cache + i, first.to(keys.dtype.element_ty))
         tl.store(keys + cache + WIDTH // 2 + i, second.to(keys.dtype.element_ty))
     else:
-        tl.store(values + cache + i, (tl.load(base + i).to(tl.float32) * factor).to(values.dtype.element_ty))
-        tl.store(values + cache + WIDTH // 2 + i, (tl.load(base + WIDTH // 2 + i).to(tl.float32) * factor).to(values.dtype.element_ty))
+        tl.store(values + cache + i, (first * factor).to(values.dtype.element_ty))
+        tl.store(values + cache + WIDTH // 2 + i, (second * factor).to(values.dtype.element_ty))
 
 
 @jit
@@ -246,25 +258,32 @@ def decode_attention_kernel(
     """As attention_kernel, with the row's own key and value from registers, on their way to the cache."""
     r = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    await_previous(PDL)
-    position = tl.load(positions + r)
-    cache = (tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity * WIDTH
     h = tl.arange(0, QUERIES)[:, None]
     i = tl.arange(0, HALF)[None, :]
     d = tl.arange(0, WIDTH)
     near = i < WIDTH // 2
+    qw1, qw2 = load_halves(q_norm, i, near, WIDTH)
+    kw1, kw2 = load_halves(k_norm, i, near, WIDTH)
+    await_previous(PDL)
+    row = qkv + r * ((SHARE + 2) * GROUPS * WIDTH)
+    q1, q2 = load_halves(row + (group * SHARE + h) * WIDTH, i, (h < SHARE) & near, WIDTH)
+    k1, k2 = load_halves(row + (SHARE * GROUPS + group) * WIDTH, i, near, WIDTH)
+    v = tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32)
+    if UNDIVIDED:
+        before = load_row(x, r, inputs, INPUTS)
+    position = tl.load(positions + r)
+    cache = (tl.load(slots + r).to(tl.int64) * GROUPS + group) * capacity * WIDTH
     turn = tl.minimum(position, table - 1) * (WIDTH // 2) + i
     c = tl.load(cos + turn, mask=near, other=0.0)
     s = tl.load(sin + turn, mask=near, other=0.0)
-    row = qkv + r * ((SHARE + 2) * GROUPS * WIDTH)
-    factor = one_over_rms(x, r, inputs, eps, INPUTS) if UNDIVIDED else 1.0
-    q1, q2 = rotate_halves(row + (group * SHARE + h) * WIDTH, factor, q_norm, eps, c, s, i, (h < SHARE) & near, WIDTH, NORM)
+    factor = one_over_rms(before, inputs, eps) if UNDIVIDED else 1.0
+    q1, q2 = rotate_halves(q1, q2, factor, qw1, qw2, eps, c, s, WIDTH, NORM)
     q1 = (q1 * scale).to(qkv.dtype.element_ty)
     q2 = (q2 * scale).to(qkv.dtype.element_ty)
-    k1, k2 = rotate_halves(row + (SHARE * GROUPS + group) * WIDTH, factor, k_norm, eps, c, s, i, near, WIDTH, NORM)
+    k1, k2 = rotate_halves(k1, k2, factor, kw1, kw2, eps, c, s, WIDTH, NORM)
     k1 = k1.to(keys.dtype.element_ty)
     k2 = k2.to(keys.dtype.element_ty)
-    v = (tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32) * factor).to(values.dtype.element_ty)
+    v = (v * factor).to(values.dtype.element_ty)
     own = cache + (position % capacity) * WIDTH
     tl.store(keys + own + i, k1, mask=near)
     tl.store(keys + own + WIDTH // 2 + i, k2, mask=near)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels import gpu
-from engine.kernels.gpu import await_previous, by_kernel, jit, jit_once, power_of_two, tl
-from engine.kernels.gpu.attention import attention_twin, rope_write_twin
-from engine.kernels.gpu.norm import one_over_rms
+from engine.kernels.gpu import await_previous, by_kernel, jit_once, power_of_two, tl
+from engine.kernels.gpu.attention import attention_twin, load_halves, rope_write_twin, rotate_halves
+from engine.kernels.gpu.norm import load_row, one_over_rms
 
 _MANY = 8
 """Rows from which a program is one warp."""
@@ -57,18 +57,6 @@ def frame_attention(
     return out
 
 
-@jit
-def turned(row, factor, there, w1, w2, c, s, eps, i, WIDTH: tl.constexpr):
-    """The two halves of the heads at pointers `row` [heads, 1], zero where there is none: multiplied, normed and rotated."""
-    first = tl.load(row + i, mask=there, other=0.0).to(tl.float32) * factor
-    second = tl.load(row + WIDTH // 2 + i, mask=there, other=0.0).to(tl.float32) * factor
-    square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-    root = (1.0 / tl.sqrt_rn(square / WIDTH + eps))[:, None]
-    first *= root * w1
-    second *= root * w2
-    return first * c - second * s, second * c + first * s
-
-
 @jit_once("position", "rows")
 def frame_attention_kernel(
     qkv, q_norm, k_norm, eps, cos, sin, position, keys, values, out, rows, scale, x, inputs,
@@ -86,11 +74,8 @@ def frame_attention_kernel(
     t = tl.arange(0, CAPACITY)
     h = tl.arange(0, QUERIES)[:, None]
     mine = h < SHARE
-    one = tl.arange(0, 1)[:, None]
-    qw1 = tl.load(q_norm + i).to(tl.float32)
-    qw2 = tl.load(q_norm + HALF + i).to(tl.float32)
-    kw1 = tl.load(k_norm + i).to(tl.float32)
-    kw2 = tl.load(k_norm + HALF + i).to(tl.float32)
+    qw1, qw2 = load_halves(q_norm, i, i < HALF, WIDTH)
+    kw1, kw2 = load_halves(k_norm, i, i < HALF, WIDTH)
     c = tl.load(cos + position * HALF + i)
     s = tl.load(sin + position * HALF + i)
     cache = (r * GROUPS + group) * CAPACITY * WIDTH
@@ -104,22 +89,29 @@ def frame_attention_kernel(
     await_previous(PDL)
     line = tl.where(FIRST, rows + r, r)
     row = qkv + line * LINE
-    factor = one_over_rms(x, line, inputs, eps, INPUTS) if UNDIVIDED else 1.0
-    q1, q2 = turned(row + (group * SHARE + h) * WIDTH, factor, mine, qw1, qw2, c, s, eps, i, WIDTH)
-    own1, own2 = turned(row + (SHARE * GROUPS + group + one) * WIDTH, factor, one == 0, kw1, kw2, c, s, eps, i, WIDTH)
-    own_v = (tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32) * factor).to(dtype)
+    q1, q2 = load_halves(row + (group * SHARE + h) * WIDTH, i, mine, WIDTH)
+    own1, own2 = load_halves(row + (SHARE * GROUPS + group) * WIDTH, i, i < HALF, WIDTH)
+    own_v = tl.load(row + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32)
+    if UNDIVIDED:
+        undivided = load_row(x, line, inputs, INPUTS)
+    if FIRST:
+        start = qkv + r * LINE
+        first1, first2 = load_halves(start + (SHARE * GROUPS + group) * WIDTH, i, i < HALF, WIDTH)
+        first_v = tl.load(start + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32)
+    factor = one_over_rms(undivided, inputs, eps) if UNDIVIDED else 1.0
+    q1, q2 = rotate_halves(q1, q2, factor, qw1, qw2, eps, c, s, WIDTH, True)
+    own1, own2 = rotate_halves(own1, own2, factor, kw1, kw2, eps, c, s, WIDTH, True)
     q1 = (q1 * scale).to(dtype)
     q2 = (q2 * scale).to(dtype)
     own1 = own1.to(dtype)
     own2 = own2.to(dtype)
+    own_v = (own_v * factor).to(dtype)
     if FIRST:
-        start = qkv + r * LINE
-        earlier = one_over_rms(x, r, inputs, eps, INPUTS) if UNDIVIDED else 1.0
-        turn1, turn2 = tl.load(cos + i), tl.load(sin + i)
-        first1, first2 = turned(start + (SHARE * GROUPS + group + one) * WIDTH, earlier, one == 0, kw1, kw2, turn1, turn2, eps, i, WIDTH)
-        first_v = (tl.load(start + ((SHARE + 1) * GROUPS + group) * WIDTH + d).to(tl.float32) * earlier).to(dtype)
+        earlier = one_over_rms(load_row(x, r, inputs, INPUTS), inputs, eps) if UNDIVIDED else 1.0
+        first1, first2 = rotate_halves(first1, first2, earlier, kw1, kw2, eps, tl.load(cos + i), tl.load(sin + i), WIDTH, True)
         first1 = first1.to(dtype)
         first2 = first2.to(dtype)
+        first_v = (first_v * earlier).to(dtype)
         at_first = (t == 0)[:, None]
         k1 = tl.where(at_first, first1, tl.zeros([CAPACITY, HALF], dtype))
         k2 = tl.where(at_first, first2, tl.zeros([CAPACITY, HALF], dtype))

@@ -20,7 +20,7 @@ from engine.kernels import gpu
 from engine.kernels.gpu import await_previous, by_kernel, jit, jit_once, power_of_two, resident, tl, triton
 from engine.kernels.gpu.norm import rms_norm, rms_norm_twin, silu_mul, silu_mul_twin
 
-MOST, MOST_NARROW, NARROW = 16, 32, 1024
+MOST, MOST_NARROW, NARROW = 1, 32, 1024
 """Rows up to which a product is quicker here than in cuBLAS: of any matrix, and of one with no more than NARROW rows or columns
 (docs/measurements/gpu.md)."""
 
@@ -53,8 +53,6 @@ TILINGS: dict[tuple[int, int, int], Tiling] = {
     (1, 6144, 2048): Tiling(8, 2048, 8),
     **{(rows, 2048, 1024): Tiling(64, 128, 4, 4, 2) for rows in (16, 32)},
     **{(rows, 3072, 1024): Tiling(64, 128, 4, 4, 2) for rows in (16, 32)},
-    (16, 2048, 2048): Tiling(64, 128, 4, 4, 4),
-    (16, 6144, 2048): Tiling(64, 128, 4, 4, 4),
 }
 """What was quickest by (rows as padded, inputs, outputs), gated outputs counted once, at the released sizes (tools/gpu_tune.py)."""
 RESIDENT: dict[tuple[int, int, int], int] = {

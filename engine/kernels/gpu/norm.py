@@ -63,9 +63,13 @@ def silu_mul(gate_up: Tensor, undivided: Tensor | None = None, eps: float = 0.0)
 
 
 @jit
-def one_over_rms(x, row, width, eps, BLOCK: tl.constexpr):
+def load_row(x, row, width, BLOCK: tl.constexpr):
     k = tl.arange(0, BLOCK)
-    v = tl.load(x + row * width + k, mask=k < width, other=0.0).to(tl.float32)
+    return tl.load(x + row * width + k, mask=k < width, other=0.0).to(tl.float32)
+
+
+@jit
+def one_over_rms(v, width, eps):
     return 1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / width + eps)
 
 
@@ -75,8 +79,8 @@ def rms_norm_kernel(x, w, out, width, eps, BLOCK: tl.constexpr, SCALE: tl.conste
     k = tl.arange(0, BLOCK)
     inside = k < width
     await_previous(PDL)
-    v = tl.load(x + row * width + k, mask=inside, other=0.0).to(tl.float32)
-    v *= 1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / width + eps)
+    v = load_row(x, row, width, BLOCK)
+    v *= one_over_rms(v, width, eps)
     if SCALE:
         v *= tl.load(w + k, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + k, v.to(out.dtype.element_ty), mask=inside)
@@ -93,7 +97,7 @@ def silu_mul_kernel(
     gate = tl.load(gate_up + row * 2 * width + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + i, mask=inside, other=0.0).to(tl.float32)
     if UNDIVIDED:
-        root = one_over_rms(x, row, inputs, eps, INPUTS)
+        root = one_over_rms(load_row(x, row, inputs, INPUTS), inputs, eps)
         gate *= root
         up *= root
     tl.store(out + row * width + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
