@@ -16,7 +16,7 @@ from engine.kernels.gpu import await_previous, by_kernel, jit_once, power_of_two
 from engine.kernels.gpu.attention import attention_twin, load_halves, rope_write_twin, rotate_halves
 from engine.kernels.gpu.norm import load_row, one_over_rms
 
-_MANY = 8
+_MANY = 16
 """Rows from which a program is one warp."""
 
 
