@@ -15,7 +15,7 @@ from engine.gpu.codec_weights import CodecWeights, pack
 from engine.kernels.gpu.attention import attention, rope_write
 from engine.kernels.gpu.codec import History, depthwise_norm, embed, load_history, save_history
 from engine.kernels.gpu.conv import Columns, conv, conv_pcm
-from engine.kernels.gpu.linear import linear_add, norm_gate_up, norm_linear
+from engine.kernels.gpu.linear import linear_add, norm_gate_up, norm_linear_later
 from engine.kernels.gpu.norm import rms_norm
 from engine.model.codec import CodecDecoder
 
@@ -102,8 +102,9 @@ class GpuCodec:
         conv(embedded, w.entry, frames, Columns(x.view(batch, -1)))
         for number, layer in enumerate(w.layers):
             keys, values = self.keys[number], self.values[number]
-            qkv = norm_linear(x, eps, layer.qkv)
-            q = rope_write(qkv, None, None, eps, w.cos, w.sin, rows.slots, rows.positions, keys, values, config.body.head_dim**-0.5)
+            qkv, undivided = norm_linear_later(x, eps, layer.qkv)
+            scale = config.body.head_dim**-0.5
+            q = rope_write(qkv, None, None, eps, w.cos, w.sin, rows.slots, rows.positions, keys, values, scale, undivided)
             x = linear_add(attention(q, rows.slots, rows.positions, keys, values, config.window), layer.out, x)
             x = linear_add(norm_gate_up(x, eps, layer.gate_up), layer.down, x)
         return Columns(rms_norm(x, w.norm, eps).view(batch, -1))
