@@ -76,7 +76,7 @@ class EngineLoop(Ensemble):
             self._free_at_s = began_s
         self._admit(now_s)
         self._close_stalled(now_s)
-        if self._flights and now_s < self.scheduler.calm_until_s and not self._unheard:
+        if self._flights and now_s < self.scheduler.calm_until_s and all(u.starved for u in self._unheard):
             # Whoever comes now waits for one launch and not for two.
             self._free_at_s = None
             return 0.0
@@ -96,10 +96,10 @@ class EngineLoop(Ensemble):
         return 0.0
 
     def _following(self) -> Launch | None:
-        """What comes after the Talker is plain: the Code Predictor of its rows, unless somebody new is to go first. To look at hundreds of
+        """What comes after the Talker is plain: the Code Predictor of its rows, unless somebody new can go first. To look at hundreds of
         streams for it takes longer than the launch."""
         talked, self._talked = self._talked, []
-        if len(talked) < PAIRED_ROWS and not self._unheard.issubset(talked):
+        if len(talked) < PAIRED_ROWS and not all(u.starved for u in self._unheard.difference(talked)):
             return None
         rows = [u for u in talked if u.predictor_ready and (voice := self._active.get((u.client, u.number))) and voice.utterance is u]
         return Launch(Stage.PREDICTOR, rows, 1) if rows else None
