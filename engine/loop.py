@@ -1,101 +1,53 @@
-"""EngineLoop: take commands, admit, pick, launch, retire. One thread owns it; time comes in as `now_s`."""
+"""EngineLoop: retire, admit, pick, launch. What is computed for the utterances of its ensemble, and what comes of it; one thread owns it, and
+time comes in as `now_s`."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.admission import FULL_FOR_S, Admission
+from engine.admission import FULL_FOR_S
 from engine.config import EngineConfig
-from engine.errors import DeviceLost, EngineError, Overloaded, RequestRefused, UtteranceFailed
+from engine.ensemble import Emit, Ensemble
+from engine.errors import DeviceLost, UtteranceFailed
 from engine.flight import Flight, TraceEntry
-from engine.guard import longest_s
-from engine.messages import (
-    PROTOCOL_VERSION,
-    Append,
-    AudioChunk,
-    Cancel,
-    Command,
-    Credit,
-    Done,
-    Event,
-    Failed,
-    Finish,
-    Hello,
-    Inspect,
-    Open,
-    Playback,
-    Sampling,
-    SpeechRequest,
-    Started,
-    Unwelcome,
-    Welcome,
-)
-from engine.model.prompt import Prefix, Reference
-from engine.model.text import LiveText
-from engine.opening import Opening, Voice
-from engine.playback import PlaybackClock
+from engine.messages import AudioChunk, Open, Sampling, SpeechRequest
+from engine.opening import Voice
 from engine.request import Utterance
-from engine.resting import Resting
-from engine.scheduler import Launch, Scheduler, Stage
+from engine.scheduler import Launch, Stage
 from engine.stages.base import BaseStages
-from engine.stalls import Stalls
 from engine.tally import Tally
 
 log = logging.getLogger(__name__)
 
 Samples = NDArray[np.int16]
-Emit = Callable[[bytes, Event], None]
-# So many utterances may be open without enough text for each one that may wait for room.
-WRITERS = 16
 # As long as the silence that is trimmed may be, and a few more.
 REHEARSAL_FRAMES = 8
-# Weight of the latest utterance in the usual length of the silence before the first sound.
-ONSET_SHARE = 0.1
 # Weight of the latest launch in what a launch usually takes the host.
 HOST_SHARE = 0.05
 # So many rows of the Talker go on to the Code Predictor without another look, even if somebody new waits.
 PAIRED_ROWS = 64
 TRACE_LAUNCHES = 10_000
-# Seconds of speech a character usually takes.
-USUAL_S = 0.07
 
 
-class EngineLoop:
-    """Drives the stages by `Scheduler`. `emit(client, event)` sends; `clock` measures launches."""
+class EngineLoop(Ensemble):
+    """An ensemble whose stages are driven by `Scheduler`. `emit(client, event)` sends; `clock` measures launches."""
 
     def __init__(self, stages: BaseStages, config: EngineConfig, emit: Emit, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stages = stages
-        self.config = config
-        self.info = stages.info
-        self.scheduler = Scheduler(config, stages.costs, self.info.sample_rate, self.info.samples_per_frame)
-        self.admission = Admission(self.scheduler)
-        self.opening = Opening(stages, config)
-        self._onset_s: float | None = None
-        self._free_at_s: float | None = None
-        self._opened = 0
-        self.epoch = secrets.randbits(48) | 1
+        super().__init__(stages, config, emit)
         self.trace: deque[TraceEntry] = deque(maxlen=TRACE_LAUNCHES)
-        self._tally = Tally()
-        self._emit = emit
         self._clock = clock
+        self._free_at_s: float | None = None
         self._flights: deque[Flight] = deque()
         self._talked: list[Utterance] = []
         """Rows of the Talker's latest launch, which may go on without another look."""
-        self._unheard: set[Utterance] = set()
-        """Who has a slot and has not sounded."""
-        self._stalls = Stalls(config, self.scheduler, self.info.sample_rate)
-        self._waiting: dict[tuple[bytes, int], Voice] = {}
-        self._active: dict[tuple[bytes, int], Voice] = {}
-        self._resting = Resting(config.ahead_s)
 
     @property
     def idle(self) -> bool:
@@ -112,54 +64,6 @@ class EngineLoop:
         self._emit, self._tally = emit, Tally()
         self.trace.clear()
 
-    def handle(self, client: bytes, command: Command, now_s: float) -> None:
-        """Obey one command. What cannot be obeyed is answered with `Failed`; commands for utterances that have ended do nothing."""
-        if isinstance(command, Hello):
-            if command.version == PROTOCOL_VERSION:
-                self._emit(client, Welcome(self.epoch, self.stages.info))
-            else:
-                log.error("a client speaks protocol version %d, this engine %d", command.version, PROTOCOL_VERSION)
-                self._emit(client, Unwelcome(PROTOCOL_VERSION))
-            return
-        if isinstance(command, Inspect):
-            used = self.config.slots - self.stages.free_slots
-            self._emit(client, self._tally.stats(self.epoch, self.config.slots, used, len(self._waiting), self.stages.costs))
-            return
-        if command.epoch != self.epoch:
-            if isinstance(command, Open):
-                self._emit(
-                    client, Failed(command.epoch, command.utterance, "engine_unavailable", "the engine has restarted; open the utterance again", True)
-                )
-            return
-        key = client, command.utterance
-        if isinstance(command, Open):
-            self._open(key, command, now_s)
-            return
-        voice = self._active.get(key) or self._waiting.get(key)
-        if voice is None:
-            return
-        match command:
-            case Append(text=text):
-                self._append(key, voice, text, False, now_s)
-            case Finish():
-                self._append(key, voice, "", True, now_s)
-            case Cancel():
-                self._end(key, "cancelled")
-            case Playback(heard=heard, playing=playing, measured=measured):
-                self._resting.changed(voice.utterance)
-                voice.utterance.playback.report(heard, playing, measured, now_s)
-            case Credit(consumed=consumed):
-                self._resting.changed(voice.utterance)
-                voice.utterance.samples_consumed = max(voice.utterance.samples_consumed, consumed)
-
-    def refuse(self, client: bytes, epoch: int, number: int, message: str) -> None:
-        """A command that makes no sense fails the utterance it names."""
-        key = client, number
-        if epoch == self.epoch and (key in self._active or key in self._waiting):
-            self._fail(key, RequestRefused(message))
-        else:
-            self._emit(client, Failed(epoch, number, RequestRefused.code, message, RequestRefused.retryable))
-
     def turn(self, now_s: float) -> float | None:
         """Retire what is done, admit, then make at most one launch. Returns seconds until something is due: 0 after a launch and while
         one is under way, None if only a command can change anything. Raises DeviceLost: the engine is to end then."""
@@ -172,7 +76,7 @@ class EngineLoop:
             self._free_at_s = began_s
         self._admit(now_s)
         self._close_stalled(now_s)
-        if self._flights and now_s < self.scheduler.calm_until_s and not self._unheard:
+        if self._flights and now_s < self.scheduler.calm_until_s and all(u.starved for u in self._unheard):
             # Whoever comes now waits for one launch and not for two.
             self._free_at_s = None
             return 0.0
@@ -192,184 +96,13 @@ class EngineLoop:
         return 0.0
 
     def _following(self) -> Launch | None:
-        """What comes after the Talker is plain: the Code Predictor of its rows, unless somebody new is to go first. To look at hundreds of
+        """What comes after the Talker is plain: the Code Predictor of its rows, unless somebody new can go first. To look at hundreds of
         streams for it takes longer than the launch."""
         talked, self._talked = self._talked, []
-        if len(talked) < PAIRED_ROWS and not self._unheard.issubset(talked):
+        if len(talked) < PAIRED_ROWS and not all(u.starved for u in self._unheard.difference(talked)):
             return None
         rows = [u for u in talked if u.predictor_ready and (voice := self._active.get((u.client, u.number))) and voice.utterance is u]
         return Launch(Stage.PREDICTOR, rows, 1) if rows else None
-
-    def drop_client(self, client: bytes) -> None:
-        """A client has gone: forget its utterances."""
-        for key in self._of(client):
-            self._forget(key)
-
-    def give_up(self, client: bytes, error: EngineError) -> None:
-        """A client has been silent for too long: fail its utterances."""
-        for key in self._of(client):
-            self._fail(key, error)
-
-    def _of(self, client: bytes) -> list[tuple[bytes, int]]:
-        return [key for key in (*self._active, *self._waiting) if key[0] == client]
-
-    def open_tokens(
-        self,
-        number: int,
-        prefix: Prefix,
-        body: Prefix,
-        sampling: Sampling,
-        max_frames: int,
-        now_s: float,
-        *,
-        reference: Reference | None = None,
-        text: Sequence[int] = (),
-        last: bool = False,
-    ) -> Voice:
-        """In-process opening by token ids, for `conform`: `text` is in hand, `last` says whole, and more follows through `feed_tokens`."""
-        request = SpeechRequest(live=False, pace="file", sampling=sampling)
-        utterance = Utterance(b"", number, request, PlaybackClock(self.info.sample_rate), max_frames, now_s)
-        voice = Voice(utterance, LiveText(self.stages.checkpoint.tokenizer, live=False, rate=None), prefix, 0, [], body, reference)
-        if not body:
-            self.opening.begin_reference(voice)
-        voice.tokens += text
-        if last:
-            voice.text.finish()
-        self._active[b"", number] = voice
-        self._take_slot(voice, may_end=True)
-        return voice
-
-    def feed_tokens(self, voice: Voice, tokens: list[int], *, last: bool) -> None:
-        """More text tokens of an utterance opened by `open_tokens`."""
-        voice.tokens += tokens
-        self._write(voice, last)
-
-    def _open(self, key: tuple[bytes, int], command: Open, now_s: float) -> None:
-        client, number = key
-        try:
-            if key in self._active or key in self._waiting:
-                raise RequestRefused(f"utterance: number {number} is in use")
-            self._check_queue(now_s)
-            voice = self.opening.voice(client, number, command.request, self._onset_s or 0.0, now_s)
-        except EngineError as error:
-            self._emit(client, Failed(self.epoch, number, error.code, str(error), error.retryable, error.retry_after_s))
-            return
-        self._waiting[key] = voice
-        if command.text or command.finished:
-            self._append(key, voice, command.text, command.finished, now_s)
-
-    def _append(self, key: tuple[bytes, int], voice: Voice, text: str, last: bool, now_s: float) -> None:
-        received = voice.text.received + len(text)
-        if received > self.config.max_text_chars:
-            what = f"text: {received} characters, an utterance may have {self.config.max_text_chars}; send it as several utterances"
-            self._fail(key, RequestRefused(what, code="text_too_long"))
-            return
-        if text:
-            voice.text.append(text, now_s)
-            voice.longest_s += longest_s(text)
-        if last:
-            voice.text.finish()
-        self._feed(voice)
-
-    def _feed(self, voice: Voice) -> None:
-        """Move tokens that have become safe towards the slot; a text that turns out to hold nothing to say is done."""
-        if voice.text.full:
-            voice.utterance.reason = "length"
-        for token, until in voice.text.take():
-            voice.tokens.append(token)
-            voice.utterance.text_until.append(until)
-        if voice.utterance.slot >= 0:
-            self._write(voice, voice.text.finished)
-        elif voice.text.finished and voice.text.blank:
-            # What filled an utterance and cannot be said may still have words behind it.
-            self._end((voice.utterance.client, voice.utterance.number), "length" if voice.text.full else "empty")
-
-    def _write(self, voice: Voice, last: bool) -> None:
-        u = voice.utterance
-        self._resting.changed(u)
-        fresh = list(voice.tokens)
-        voice.tokens.clear()
-        if last and not u.text_closed:
-            fresh.append(self.stages.checkpoint.config.tts_eos)
-            u.text_closed = True
-            self.opening.cap(voice, u.text_issued + len(fresh))
-        if fresh:
-            self.stages.write_text(u.slot, u.text_issued, fresh)
-            u.text_issued += len(fresh)
-
-    def _admit(self, now_s: float) -> None:
-        """Utterances with enough text to begin take free slots, live ones before downloads and the oldest first, as long as nobody's
-        sound would break for it."""
-        for key, voice in sorted(self._waiting.items(), key=lambda item: not item[1].utterance.live):
-            if not voice.text.may_start(now_s, self.config.idle_flush_s, self.config.word_pause_s):
-                continue
-            if not voice.text.finished and voice.text.whole_in(now_s, self.config.word_pause_s) == 0.0:
-                # One word and then nothing: it is all there will be of this utterance.
-                voice.utterance.reason = "idle"
-                voice.text.finish()
-                self._feed(voice)
-            if voice.ready_s is None:
-                try:
-                    self._check_queue(now_s)
-                except Overloaded as error:
-                    self._fail(key, error)
-                    continue
-                voice.ready_s = now_s
-                # The forecast is to know what the prompt costs.
-                voice.utterance.prefill_left = self.opening.prompt_pieces(voice)
-            if self._has_room(voice, now_s):
-                del self._waiting[key]
-                self._active[key] = voice
-                self._take_slot(voice, may_end=not voice.utterance.request.live)
-                self._emit(key[0], Started(self.epoch, key[1]))
-            elif now_s - voice.ready_s >= self.config.longest_wait_s:
-                retry_s = self._frees_in(now_s)
-                what = f"no room within {self.config.longest_wait_s:g} s beside {len(self._active)} utterances; try again in about {retry_s:.0f} s"
-                self._fail(key, Overloaded(what, retry_after_s=retry_s))
-
-    def _check_queue(self, now_s: float) -> None:
-        """Raises Overloaded if as many wait for room as may, or far more for text: those take nothing but memory."""
-        ready = sum(voice.ready_s is not None for voice in self._waiting.values())
-        if ready >= self.config.waiting or len(self._waiting) >= WRITERS * self.config.waiting:
-            retry_s = self._frees_in(now_s)
-            raise Overloaded(f"{len(self._waiting)} utterances are waiting already; try again in about {retry_s:.0f} s", retry_after_s=retry_s)
-
-    def _has_room(self, voice: Voice, now_s: float) -> bool:
-        """A free slot, and no listener who would run dry for it."""
-        if not self.admission.has_slot(self.stages.free_slots, voice.utterance):
-            return False
-        if self.admission.is_light(1 + len(self._active)):
-            return True
-        others = [other.utterance for other in self._active.values()]
-        return self.admission.has_room(now_s, others, voice.utterance)
-
-    def _is_active(self, voice: Voice) -> bool:
-        """Whether it is this one that has a slot: its number may be another's by now."""
-        return self._active.get((voice.utterance.client, voice.utterance.number)) is voice
-
-    def _frees_in(self, now_s: float) -> float:
-        """Seconds until the first of those being spoken should have been said, by the length of their text."""
-        left = [voice.text.received * USUAL_S - voice.utterance.frames_done * self.scheduler.frame_s for voice in self._active.values()]
-        return min(30.0, max(1.0, min(left, default=1.0)))
-
-    def _take_slot(self, voice: Voice, *, may_end: bool) -> None:
-        u = voice.utterance
-        self.opening.fill_prompt(voice)
-        self._opened += 1
-        u.slot, u.prefill_left = self.stages.begin(
-            voice.prefix, u.request.sampling, voice.seed, may_end=may_end, body=voice.body, reference=voice.reference
-        )
-        self._resting.join(u)
-        self._unheard.add(u)
-        self._write(voice, voice.text.finished)
-        self._stalls.join(voice)
-
-    def _close_stalled(self, now_s: float) -> None:
-        """A row about to run dry for want of text is spoken to its end."""
-        for voice in self._stalls.overdue(now_s):
-            voice.utterance.reason = "idle"
-            voice.text.close()
-            self._feed(voice)
 
     def _next_due(self, now_s: float, awake: list[Utterance]) -> float | None:
         due = [
@@ -526,9 +259,6 @@ class EngineLoop:
         u.samples_emitted += len(samples)
         u.playback.emit(len(samples), now_s)
 
-    def _learn_onset(self, dropped_s: float) -> None:
-        self._onset_s = dropped_s if self._onset_s is None else self._onset_s + ONSET_SHARE * (dropped_s - self._onset_s)
-
     def _heed(self, voice: Voice) -> None:
         """End speech that has gone wrong; the frames made so far are still spoken."""
         u = voice.utterance
@@ -536,26 +266,3 @@ class EngineLoop:
             u.speech_ended, u.reason = True, voice.guard.verdict
             self._resting.changed(u)
             log.warning("utterance %d ended by its guard: %s after %d frames", u.number, u.reason, u.frames_issued)
-
-    def _end(self, key: tuple[bytes, int], reason: str) -> None:
-        voice = self._forget(key)
-        until = voice.text.received
-        if reason == "idle":
-            until = voice.text.spoken_chars
-        elif reason not in ("end", "empty", "cancelled") and not (reason == "length" and voice.text.full):
-            until = voice.utterance.chars_eaten
-        self._emit(key[0], Done(self.epoch, key[1], reason, voice.utterance.samples_emitted, until))
-
-    def _fail(self, key: tuple[bytes, int], error: EngineError) -> None:
-        self._forget(key)
-        self._emit(key[0], Failed(self.epoch, key[1], error.code, str(error), error.retryable, error.retry_after_s))
-
-    def _forget(self, key: tuple[bytes, int]) -> Voice:
-        voice = self._active.pop(key, None)
-        if voice is None:
-            return self._waiting.pop(key)
-        self._resting.leave(voice.utterance)
-        self._unheard.discard(voice.utterance)
-        self._stalls.leave(voice)
-        self.stages.close(voice.utterance.slot)
-        return voice

@@ -81,6 +81,11 @@ class Utterance:
         return not self.text_ready and not self.prefill_left and not self.speech_ended and self.frames_issued == self.frames_done
 
     @property
+    def starved(self) -> bool:
+        """Stalled, and all that was made has gone to the codec: nothing can be done for it until more text comes."""
+        return self.stalled and self.frames_done == self.frames_decoded
+
+    @property
     def undecoded(self) -> int:
         return self.frames_done - self.frames_decoded
 

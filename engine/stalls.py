@@ -37,7 +37,7 @@ class Stalls:
             return []
         for voice in [voice for voice in self._writing if voice.utterance.text_closed]:
             del self._writing[voice]
-        stalled = (voice for voice in self._writing if voice.utterance.stalled and voice.utterance.undecoded == 0)
+        stalled = (voice for voice in self._writing if voice.utterance.starved)
         return [voice for voice in stalled if self._due_in(voice, now_s) <= 0]
 
     def next_in(self, now_s: float) -> float | None:

@@ -17,7 +17,7 @@ RETRY_AFTER_S = 5.0
 
 
 class Drain:
-    """Once `begun`, nothing new is opened; sessions are closed as they fall silent."""
+    """Once `begun`, nothing new is opened; sessions are closed as they fall silent, or have nobody to hear what is left to be spoken."""
 
     def __init__(self, sessions: Sessions, callers: Callers) -> None:
         self.begun = False

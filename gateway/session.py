@@ -63,6 +63,9 @@ class Socket(AudioSocket, Protocol):
     def hang_up(self) -> None:
         """Close the client's connection, for the gateway is stopping."""
 
+    def away_for(self, now_s: float) -> float:
+        """Seconds for which the client has had no connection, 0 while it has one."""
+
 
 class Session:
     """One client's conversation. Feed it events with `handle`, end it with `close`; it answers on its socket."""
@@ -425,6 +428,22 @@ class Session:
     def hang_up(self) -> None:
         """Ask the client to go, for the gateway is stopping."""
         self._socket.hang_up()
+
+    def end_unheard(self, now_s: float) -> None:
+        """The gateway is stopping: with nobody there to hear what is still to be spoken, it ends here."""
+        left = any(strand.waiting for strand in self._strands) or any(not self._heard_out(utterance, now_s) for utterance in self._live)
+        if left and self._alone(now_s):
+            for strand in self._strands:
+                self._leave_unheard(strand)
+            self._cancel(None, now_s)
+            what = "the gateway is stopping, and nobody is there to hear the text that is left; it will not be spoken"
+            self._answer(Error("draining", f"{what}; send it again to another one, or in a moment", True))
+
+    def _alone(self, now_s: float) -> bool:
+        """Whether nobody is there to hear: not for `unheard_s`, or not yet."""
+        if self.line is self.media:
+            return self._deserted(now_s) or not (self.media.attached or self._live)
+        return self._socket.away_for(now_s) >= self._config.unheard_s
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

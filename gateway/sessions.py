@@ -88,8 +88,9 @@ class Sessions:
             session.hang_up()
 
     def hang_up_silent(self, now_s: float) -> None:
-        """Ask those clients to go that have nothing to wait for."""
+        """Ask those clients to go that have nothing to wait for. What nobody is there to hear is not waited for, either."""
         for session in self._open.values():
+            session.end_unheard(now_s)
             if session.silent(now_s):
                 session.hang_up()
 

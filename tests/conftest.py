@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,15 @@ def one_thread() -> None:
 def tiny() -> Checkpoint:
     """The 1.7B CustomVoice shape in miniature."""
     return load_checkpoint(FIXTURES / "checkpoints" / "cv17")
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a bare number: no HOME, and nobody of that number is known."""
+    for variable in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)

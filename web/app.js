@@ -115,6 +115,8 @@ holder.onclause = (text, complete) => {
   send(text);
   if (complete) session?.flush();
 };
+// If it has not begun to be spoken by now, it is complete, or there is nothing to speak in it: only the gateway knows.
+holder.onpause = () => session?.state === "ready" && session.pendingText.trim() && session.flush();
 author.ontext = send;
 author.oncomplete = () => session?.end();
 author.onchange = showStop;

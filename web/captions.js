@@ -13,13 +13,13 @@ export class Captions {
   #list;
   /** @type {HTMLLIElement | null} */
   #pending = null;
-  /** @type {Map<Trace, {item: HTMLLIElement, picture: Picture}>} */
+  /** By what they show; text of which nothing is spoken has no picture. @type {Map<Trace | symbol, {item: HTMLLIElement, picture?: Picture}>} */
   #rows = new Map();
 
   /** @param {HTMLOListElement} list */
   constructor(list) {
     this.#list = list;
-    new ResizeObserver(() => this.#rows.forEach(({ picture }) => picture.draw())).observe(list);
+    new ResizeObserver(() => this.#rows.forEach(({ picture }) => picture?.draw())).observe(list);
   }
 
   /** Text that was sent and that no utterance has begun to say. @param {string} text */
@@ -31,6 +31,13 @@ export class Captions {
       this.#pending ??= this.#newRow();
       paint(this.#pending, "pending", "", text, "Sent");
     }
+  }
+
+  /** Text that is done without a sound. @param {string} text */
+  empty(text) {
+    const item = this.#taken();
+    paint(item, "empty", "", text, "Nothing to speak in it");
+    this.#keep(Symbol(), { item });
   }
 
   /** @param {Trace} trace */
@@ -46,15 +53,20 @@ export class Captions {
   #row(trace) {
     let row = this.#rows.get(trace);
     if (!row) {
-      const item = this.#pending ?? this.#newRow();
-      this.#pending = null;
+      const item = this.#taken();
       const picture = new Picture(trace);
       item.append(picture.element);
       row = { item, picture };
-      this.#rows.set(trace, row);
-      this.#forgetOldest();
+      this.#keep(trace, row);
     }
     return row;
+  }
+
+  /** The row of what waited, for what has become of it. */
+  #taken() {
+    const item = this.#pending ?? this.#newRow();
+    this.#pending = null;
+    return item;
   }
 
   #newRow() {
@@ -64,11 +76,13 @@ export class Captions {
     return item;
   }
 
-  #forgetOldest() {
+  /** As many as MOST_ROWS. @param {Trace | symbol} what @param {{item: HTMLLIElement, picture?: Picture}} row */
+  #keep(what, row) {
+    this.#rows.set(what, row);
     if (this.#rows.size <= MOST_ROWS) return;
-    const [trace, { item }] = this.#rows.entries().next().value;
+    const [oldest, { item }] = this.#rows.entries().next().value;
     item.remove();
-    this.#rows.delete(trace);
+    this.#rows.delete(oldest);
   }
 }
 

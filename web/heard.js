@@ -51,6 +51,7 @@ export class Heard {
     session.on("progress", ({ utterance }) => this.#onProgress(utterance));
     session.on("done", ({ utterance, reason }) => this.#onDone(utterance, reason));
     session.on("cancelled", ({ utterance }) => this.#onCancelled(utterance));
+    session.on("empty", ({ text }) => this.#onEmpty(text));
   }
 
   /** Text goes out to be spoken. @param {string} text */
@@ -106,6 +107,13 @@ export class Heard {
     const heard = JSON.stringify(utterance.spokenText);
     this.#journal.add("cancelled", `utterance ${utterance.id}, heard ${seconds(utterance.heardMs)}: ${heard}`);
     this.#end(this.#traces.get(utterance), performance.now(), utterance.heardMs);
+  }
+
+  /** @param {string} text */
+  #onEmpty(text) {
+    if (!text.trim()) return;
+    this.#journal.add("empty", `nothing to speak in ${JSON.stringify(text)}`);
+    this.#captions.empty(text);
   }
 
   /** It was heard to its end, or will have been in a moment. @param {Trace} trace @param {number} at @param {number} heardMs */

@@ -13,6 +13,8 @@ const CLAUSE_END = /[.!?…,;:)\]"”»]\s+$|[–—]\s*$|[。、，！？；：
 export class Holder {
   /** Text to be sent. `complete`: the voice need not wait for more of it. @type {(text: string, complete: boolean) => void} */
   onclause = () => {};
+  /** Text that was sent as it came has come to a pause. */
+  onpause = () => {};
 
   #held = "";
   #letterMs = NaN; // the hand's own speed, a running mean
@@ -30,8 +32,8 @@ export class Holder {
     this.#held += text;
     this.#measure(text, now);
     clearTimeout(this.#timer);
-    if (text.length > 1 && /\s/.test(text.trim())) return this.release(false); // pasted, dictated: it is there already
-    if (this.#letters >= KNOWN_AFTER && this.#letterMs < SPEECH_MS) return this.release(false);
+    if (text.length > 1 && /\s/.test(text.trim())) return this.#pass(); // pasted, dictated: it is there already
+    if (this.#letters >= KNOWN_AFTER && this.#letterMs < SPEECH_MS) return this.#pass();
     if (CLAUSE_END.test(this.#held) && this.#held.replace(/\s/g, "").length >= LEAST_LETTERS) return this.release(true);
     this.#timer = setTimeout(() => this.release(true), WORD_END.test(this.#held) ? PAUSE_MS : WORD_PAUSE_MS);
   }
@@ -42,6 +44,11 @@ export class Holder {
     const text = this.#held;
     this.#held = "";
     if (text) this.onclause(text, complete);
+  }
+
+  #pass() {
+    this.release(false);
+    this.#timer = setTimeout(() => this.onpause(), PAUSE_MS);
   }
 
   /** Forgets what is held. */

@@ -56,6 +56,7 @@ const ONSET_BEFORE_STARTED_MS = 400; // sound and the word of it travel apart; e
  * @property {{bufferedMs: number, dryInMs: number, concealedMs: number, measured: boolean}} playback  what is in hand here; see the protocol
  * @property {{utterance: Utterance, reason: string}} done
  * @property {{utterance: Utterance}} cancelled
+ * @property {{text: string}} empty             nothing of this text is to be spoken: emoji, marks or white space alone
  * @property {{what: "text" | "audio"}} reconnecting  the WebSocket or the audio connection has broken; the session goes on meanwhile
  * @property {{what: "text" | "audio"}} reconnected   nothing was lost, and nothing is said twice
  * @property {{error: VivavoceError}} error
@@ -379,11 +380,15 @@ export class Session extends EventTarget {
 
   #onDone({ utterance: id, reason, duration_ms: durationMs, text }) {
     const utterance = this.#ended(id);
-    if (utterance?.state !== "cancelled") this.#sent.take(text);
-    if (!utterance) return; // it had nothing to say
-    const broken = reason === "error";
-    Object.assign(utterance, { state: "done", text, spokenText: broken ? utterance.spokenText : text, spokenMs: durationMs, durationMs, broken });
-    this.#emit("done", { utterance, reason });
+    if (utterance) {
+      if (utterance.state !== "cancelled") this.#sent.take(text);
+      const broken = reason === "error";
+      Object.assign(utterance, { state: "done", text, spokenText: broken ? utterance.spokenText : text, spokenMs: durationMs, durationMs, broken });
+      this.#emit("done", { utterance, reason });
+    } else if (!this.#cancelling) {
+      this.#sent.take(text); // never begun: it had nothing to say, or went wrong
+      if (reason === "empty") this.#emit("empty", { text });
+    }
     this.#emit("text", { text: this.pendingText });
   }
 

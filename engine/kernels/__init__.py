@@ -16,6 +16,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from engine.home import CACHE, cache_folder
+
 log = logging.getLogger(__name__)
 
 SWITCH = "VIVAVOCE_KERNELS"
@@ -55,17 +57,20 @@ def _built(compiler: list[str], flags: list[str]) -> Path:
     sources = sorted([*_HERE.glob("*.c"), *_HERE.glob("*.h")])
     version = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True).stdout
     key = hashlib.sha256("\0".join([version, *flags, _cpu(), *(source.read_text() for source in sources)]).encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vivavoce"
-    target = cache / f"kernels-{key.hexdigest()[:16]}.so"
-    if target.exists():
-        return target
+    name = f"kernels-{key.hexdigest()[:16]}.so"
     try:
+        cache = cache_folder()
+        if cache is None:
+            raise OSError("the user this runs as has no home")
+        target = cache / name
+        if target.exists():
+            return target
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=cache))
-    except OSError:
-        # No home to write to: built anew in each process.
+    except OSError as error:
+        log.warning("the kernels cannot be kept (%s): they are compiled at each start, which takes seconds; name a folder in %s", error, CACHE)
         work = Path(tempfile.mkdtemp(prefix="vivavoce-"))
-        target = work / target.name
+        target = work / name
     # One process a file: two cores halve the wait.
     units = [source for source in sources if source.suffix == ".c"]
     commands = [[*compiler, *flags, "-c", str(unit), "-o", str(work / unit.with_suffix(".o").name)] for unit in units]

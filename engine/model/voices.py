@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.characters import is_speakable
 from engine.errors import RequestRefused
+from engine.home import data_folder
 from engine.model.checkpoint import checkpoint_name, load_encoders
 from engine.model.config import ModelConfig, load_config
 from engine.model.prompt import CloneVoice, Reference, SpeakerVector
@@ -59,13 +60,22 @@ class VoiceStore:
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder` None takes VIVAVOCE_VOICES, or a folder below the user's data folder."""
-        data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
         self._told: set[Path] = set()
-        self.folder = folder or Path(os.environ.get("VIVAVOCE_VOICES") or Path(data) / "vivavoce" / "voices")
+        self._folder = folder or _usual_folder()
+
+    @property
+    def folder(self) -> Path:
+        """Where they are. Raises RequestRefused if nobody has said, and the user has no home."""
+        if self._folder is None:
+            what = "voice: there is no folder for clone voices, for the user this runs as has no home; name one in VIVAVOCE_VOICES"
+            raise RequestRefused(what, code="unknown_voice")
+        return self._folder
 
     def cards(self) -> list[VoiceCard]:
         """Every stored voice, by name. A card that cannot be read is left out, and logged once."""
-        cards = []
+        cards: list[VoiceCard] = []
+        if self._folder is None:
+            return cards
         for path in sorted(self.folder.glob("*.json")):
             try:
                 cards.append(msgspec.json.decode(path.read_bytes(), type=VoiceCard))
@@ -128,6 +138,13 @@ class VoiceStore:
 
     def _path(self, name: str, ending: str) -> Path:
         return self.folder / f"{name}.{ending}"
+
+
+def _usual_folder() -> Path | None:
+    if named := os.environ.get("VIVAVOCE_VOICES"):
+        return Path(named)
+    data = data_folder()
+    return None if data is None else data / "voices"
 
 
 def checked_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 
@@ -47,7 +48,8 @@ class Outbox:
         self._kept: deque[Item | None] = deque()
         """The last of those `sent`; None is audio that nobody wants any more."""
         self._kept_bytes = 0
-        self._away = False
+        self._away_s: float | None = None
+        """Since when the client has had no socket."""
         self._filled = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -62,7 +64,7 @@ class Outbox:
         """Queue an event. A client that reads none of thousands is let go; one that is away is not told of what is out of date when it is
         back."""
         self._watch(event)
-        if self._away and isinstance(event, Playback | UtteranceProgress):
+        if self._away_s is not None and isinstance(event, Playback | UtteranceProgress):
             return
         if len(self._items) < self.MAX_EVENTS:
             self._items.append(encode(event))
@@ -101,7 +103,11 @@ class Outbox:
 
     def away(self) -> None:
         """The client has no socket."""
-        self._away = True
+        self._away_s = time.monotonic()
+
+    def away_for(self, now_s: float) -> float:
+        """Seconds for which the client has had no socket, 0 while it has one."""
+        return 0.0 if self._away_s is None else now_s - self._away_s
 
     def check(self, received: int | None) -> None:
         """Whether a client that got so many messages can be sent all the others. Raises Lost, or ValueError if so many were never sent."""
@@ -113,7 +119,7 @@ class Outbox:
 
     def back(self, first: ServerEvent, received: int | None) -> None:
         """The client has a socket again. `first` is the first thing it is told, then what it did not get."""
-        self._away = False
+        self._away_s = None
         again: list[Item] = []
         while received is not None and self.sent > received:
             item = self._kept.pop()

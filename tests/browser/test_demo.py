@@ -120,6 +120,38 @@ async def test_what_is_typed_is_spoken_when_its_clause_or_the_hand_stops(wav_gat
     assert await demo.page.input_value("#line") == "" and await demo.page.is_disabled("#stop")
 
 
+async def test_text_of_which_nothing_is_spoken_is_told_and_let_go(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    page = demo.page
+    await demo.connect(settles=False)
+
+    async def told() -> str:
+        await idle(demo)
+        assert await page.input_value("#line") == "" and await demo.count("pending") == 0
+        return " ".join(await page.locator("#utterances li").first.locator("p, small").all_inner_texts())
+
+    await demo.type("**\U0001f389**")
+    await page.keyboard.press("Enter")
+    await demo.until("empty", 1)
+    assert await told() == "**\U0001f389** Nothing to speak in it"
+    # Pasted: it goes as it is, and nobody presses Enter.
+    await page.keyboard.insert_text("\U0001f389 \U0001f38a")
+    await demo.until("empty", 2)
+    assert await told() == "\U0001f389 \U0001f38a Nothing to speak in it"
+    # Behind speech, and before more of it.
+    await demo.type("Here is some.")
+    await page.keyboard.press("Enter")
+    await demo.type("\U0001f44d")
+    await page.keyboard.press("Enter")
+    await demo.type("And here more.")
+    await page.keyboard.press("Enter")
+    await demo.until("done", 2)
+    await idle(demo)
+    states = await page.locator("#utterances li").evaluate_all("(rows) => rows.map((row) => row.dataset.state)")
+    assert states == ["done", "empty", "done", "empty", "empty"]
+    assert words(await said(demo)) == "Here is some. And here more."
+
+
 async def test_a_language_the_voice_does_not_speak_is_told(gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(gateway.url)
     hint = demo.page.locator("#hint")

@@ -282,6 +282,28 @@ def test_other_checkpoints_list_no_clones(clip: Path, store: VoiceStore, tiny: C
     assert Stages(tiny, CONFIG, store).info.voices == list(tiny.config.talker.speakers)
 
 
+def test_a_user_without_a_home_is_told_where_to_name_a_folder(
+    homeless: None,
+    clip: Path,
+    tiny: Checkpoint,
+    base: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("VIVAVOCE_VOICES", raising=False)
+    assert Stages(tiny, CONFIG).info.voices and Stages(base, CONFIG).info.voices == []
+    with pytest.raises(RequestRefused, match="name one in VIVAVOCE_VOICES"):
+        VoiceStore().load(None, base.config, base.tokenizer)
+    for command in (["list"], ["remove", "anna"], ["add", "anna", str(clip), "--model", str(BASE)]):
+        assert voice_command(command) == 1
+        assert capsys.readouterr().err == (
+            "vivavoce: voice: there is no folder for clone voices, for the user this runs as has no home; name one in VIVAVOCE_VOICES\n"
+        )
+    monkeypatch.setenv("VIVAVOCE_VOICES", str(tmp_path / "mine"))
+    assert voice_command(["add", "anna", str(clip), "--model", str(BASE)]) == 0 and voice_command(["list"]) == 0
+
+
 def test_command_line(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("VIVAVOCE_VOICES", str(tmp_path / "mine"))
     assert voice_command(["list"]) == 0

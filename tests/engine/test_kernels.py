@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -367,6 +368,16 @@ def test_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.stat().st_mtime_ns == made
     assert [path.name for path in (tmp_path / "vivavoce").iterdir()] == [first.name]
     assert kernels._built(["cc"], [*flags, "-DOTHER"]) != first
+
+
+@needs_compiler
+def test_a_user_without_a_home_has_them_compiled_and_is_told(
+    homeless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert kernels._load("-O0 -DHOMELESS") is not None
+    assert "has no home" in caplog.text and "XDG_CACHE_HOME" in caplog.text
+    assert len(list(tmp_path.glob("vivavoce-*/kernels-*.so"))) == 1
 
 
 def test_the_kernels_build_wherever_there_is_a_compiler() -> None:

@@ -793,6 +793,40 @@ def test_an_opening_with_too_much_text_or_none_ends_at_once(vd: Checkpoint) -> N
     assert world.loop.idle
 
 
+class HushStages(LateStages):
+    """What the slot `hushed` says cannot be heard."""
+
+    hushed = -1
+
+    def codec(self, rows: list[int], first: list[int], frames: int) -> list[np.ndarray | None]:
+        return [pcm if slot != self.hushed or pcm is None else 0 * pcm for slot, pcm in zip(rows, super().codec(rows, first, frames), strict=True)]
+
+
+def test_who_has_no_text_before_its_first_sound_ends_no_calm(vd: Checkpoint) -> None:
+    w = World(vd, HushStages, calm_s=0.05, trim_onset=True)
+    w.open(0, "one two three four five six seven eight nine ten eleven twelve.", max_frames=200)
+    while w.loop._unheard or not w.loop._active:
+        w.run(0.001)
+    w.run(0.15)
+    w.stages.hushed = 1  # type: ignore[attr-defined]
+    w.open(1, "one two ", finish=False, text_rate=100.0)
+    while not ((voice := w.loop._active.get((ME, 1))) and voice.utterance.starved and not voice.utterance.in_flight):
+        w.run(0.001)
+    assert voice.utterance.slot == 1 and not voice.utterance.has_sounded
+    depths, launched = [], len(w.loop.trace)
+    while len(depths) < 40:
+        w.run(0.001)
+        depths.append(len(w.loop._flights))
+    assert max(depths) == 1 and voice.utterance in w.loop._unheard and len(w.loop.trace) > launched
+    # More text: it is somebody new again.
+    w.append(1, "three four five six seven ")
+    depths.clear()
+    while len(depths) < 8:
+        w.run(0.001)
+        depths.append(len(w.loop._flights))
+    assert max(depths) == 2
+
+
 @pytest.mark.parametrize(("calm_s", "most"), [(0.05, 1), (math.inf, 2)])
 def test_in_a_calm_no_launch_waits_behind_another(vd: Checkpoint, calm_s: float, most: int) -> None:
     """Of those who are listened to; somebody new is launched for at once."""

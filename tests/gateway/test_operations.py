@@ -212,6 +212,45 @@ async def test_term_lets_what_is_spoken_be_heard_out(serve: Serve) -> None:
     assert await asyncio.wait_for(process.wait(), 5) == 0
 
 
+async def test_term_does_not_wait_for_text_that_nobody_is_there_to_hear(serve: Serve) -> None:
+    process, address = await serve("--set", "drain_s=60")
+    texts = ["Nobody has come to hear this.", "Nor this."]
+    async with aiohttp.ClientSession() as http:
+        unheard, heard = await opened(http, address), await opened(http, address)
+        await unheard.send_json({"type": "session.update", "audio": {"format": "webrtc"}})
+        await unheard.receive_json()
+        for socket in (unheard, heard):
+            for text in texts:
+                await socket.send_json({"type": "text.append", "text": text})
+                await socket.send_json({"type": "text.end"})
+        await heard.receive_json()
+        process.terminate()
+        begun_s = time.monotonic()
+        events, _, last = await rest(unheard)
+        assert [(event["type"], event["code"], event["retryable"]) for event in events] == [("error", "draining", True)]
+        assert last.data == WSCloseCode.GOING_AWAY
+        # Who gets audio on the socket itself is there, and what waits for its turn is heard.
+        events, _, last = await rest(heard)
+        assert [event["text"] for event in events if event["type"] == "utterance.done"] == texts
+        assert "error" not in {event["type"] for event in events}
+    assert await asyncio.wait_for(process.wait(), 5) == 0
+    assert time.monotonic() - begun_s < 10
+
+
+async def test_term_waits_a_moment_for_a_socket_that_has_broken(serve: Serve) -> None:
+    process, address = await serve("--set", "drain_s=60", "--set", "unheard_s=1")
+    async with aiohttp.ClientSession() as http:
+        socket = await opened(http, address)
+        await socket.send_json({"type": "text.append", "text": "This goes on. " * 20})
+        await socket.receive_json()
+        process.terminate()
+        begun_s = time.monotonic()
+        assert socket._response.connection is not None and socket._response.connection.transport is not None
+        socket._response.connection.transport.abort()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert time.monotonic() - begun_s > 1
+
+
 async def test_the_last_sample_is_heard_before_the_connection_is_closed(connect, gateway) -> None:
     """Texts of different lengths, so that the ends of some fall between two looks."""
     speakers = [await connect() for _ in range(8)]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.keys import PEERS, SESSIONS
+from gateway.keys import DRAIN, PEERS, SESSIONS
 from gateway.media.reserve import FADES_S
 from tests.gateway.matching import align
 from tests.gateway.stand_in import RATE, StandInEngine
@@ -180,6 +180,25 @@ async def test_a_listener_that_vanishes_frees_the_engine_and_a_later_one_hears_t
     assert done["text"] + rest["text"] == LONG
     _, scores = align(second.samples[: 48000 * 8], bytes(engine.utterances[1].pcm)[: 48000 * 5])
     assert min(scores) >= 0.9
+
+
+async def test_a_drain_waits_for_who_listens_and_no_longer(connect, listen, gateway, engine: StandInEngine) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True)
+    listener.play()
+    await start(speaker)
+    await speaker.send("text.append", text=SHORT)
+    await speaker.send("text.end")
+    drain = asyncio.create_task(gateway.app[DRAIN].run(60.0))
+    await asyncio.sleep(1.5)
+    assert not drain.done()
+    listener.stop_playing()
+    await listener.connection.close()
+    done = await speaker.event("utterance.done")
+    assert (done["utterance"], done["reason"]) == (1, "unheard") and LONG.startswith(done["text"])
+    assert (await speaker.event("error"))["code"] == "draining"
+    await asyncio.wait_for(drain, 2.0)
+    assert len(engine.utterances) == 1 and engine.utterances[0].cancelled
 
 
 async def test_a_new_listener_within_the_grace_goes_on_without_the_engine_noticing(connect, listen, engine: StandInEngine) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from engine.home import cache_folder
+
 _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _PROGRAMMATIC = 6
@@ -61,7 +63,9 @@ def _built(source: Path, architecture: str) -> bytes:
     version = ctypes.c_int(), ctypes.c_int()
     _ok(nvrtc.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1])))
     key = hashlib.sha256(f"{version[0].value}.{version[1].value} {architecture} {source.read_text()}".encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vivavoce"
+    cache = cache_folder()
+    if cache is None:
+        return _compiled(nvrtc, source, architecture)
     target = cache / f"{source.stem}-{key.hexdigest()[:16]}.cubin"
     try:
         if kept := target.read_bytes():

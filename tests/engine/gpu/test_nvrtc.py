@@ -42,6 +42,10 @@ def test_compiled_once(compiler: Compiler, tmp_path: Path) -> None:
     assert nvrtc._built(SOURCE, "sm_100a") == b"2"
 
 
+def test_a_user_without_a_home_has_it_compiled(compiler: Compiler, homeless: None) -> None:
+    assert [built(), built()] == [b"1", b"2"]
+
+
 def test_a_file_that_was_emptied_is_made_anew(compiler: Compiler, tmp_path: Path) -> None:
     """As by a machine that went down before it was on the disk."""
     built()
