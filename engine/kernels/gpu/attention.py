@@ -16,6 +16,9 @@ from engine.kernels import gpu
 from engine.kernels.gpu import await_previous, by_kernel, jit, power_of_two, tl
 from engine.kernels.gpu.norm import divided_twin, load_row, one_over_rms
 
+_FEW = 32
+"""Rows up to which a launch has two programs at most for each multiprocessor (docs/measurements/gpu.md)."""
+
 
 def rope_write_twin(
     qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
@@ -102,7 +105,7 @@ def attention(q: Tensor, slots: Tensor, positions: Tensor, keys: Tensor, values:
     options = {"launch_pdl": True} if gpu.PDL else {}
     attention_kernel[(rows, groups)](
         q, slots, positions, keys, values, out, capacity, min(window or capacity, capacity),
-        GROUPS=groups, SHARE=heads // groups, WIDTH=width, PDL=gpu.PDL, **_blocks(heads // groups, width, capacity), **options,
+        GROUPS=groups, SHARE=heads // groups, WIDTH=width, PDL=gpu.PDL, **_blocks(len(slots), heads // groups, width, capacity), **options,
     )  # fmt: skip
     return out
 
@@ -125,16 +128,17 @@ def decode_attention(
         qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, cos, sin, cos.shape[0],
         slots, positions, keys, values, out, capacity, scale, x, x.shape[1],
         GROUPS=groups, SHARE=heads // groups, WIDTH=width, NORM=q_norm is not None, UNDIVIDED=undivided is not None,
-        INPUTS=power_of_two(x.shape[1]), PDL=gpu.PDL, **_blocks(heads // groups, width, capacity), **options,
+        INPUTS=power_of_two(x.shape[1]), PDL=gpu.PDL, **_blocks(len(slots), heads // groups, width, capacity), **options,
     )  # fmt: skip
     return out
 
 
-def _blocks(share: int, width: int, capacity: int) -> dict[str, int]:
+def _blocks(rows: int, share: int, width: int, capacity: int) -> dict[str, int]:
     """A product needs 16 of everything: query heads and half heads are padded to it. Three blocks of 32 keys and values let four programs share a
-    multiprocessor, of 64 two."""
-    block = max(16, min(32, power_of_two(capacity)))
-    return {"QUERIES": max(16, power_of_two(share)), "HALF": max(16, width // 2), "BLOCK": block, "num_warps": 4 if block == 32 else 2}
+    multiprocessor, of 64 two: which are quicker where there are programs for no more."""
+    most = 64 if rows <= _FEW else 32
+    block = max(16, min(most, power_of_two(capacity)))
+    return {"QUERIES": max(16, power_of_two(share)), "HALF": max(16, width // 2), "BLOCK": block, "num_warps": 4 if block == most else 2}
 
 
 # In the kernels all is asked for before anything is made of it: a sum over a row is waited for by whatever stands behind it.
