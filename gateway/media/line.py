@@ -265,15 +265,15 @@ class OpusLine:
                     self._arrived.clear()
                     await self._arrived.wait()
 
-    def take(self, listener: object, slot: Slot, rtp_time: int | None, now_s: float) -> Packet | None:
+    def take(self, listener: object, slot: Slot, rtp_time: int | None, now_s: float, *, speech: bool = True) -> Packet | None:
         """The next packet, to be sent now in `slot`; `rtp_time` is the timestamp it will have at the listener, if that is known. None:
-        there is none, so silence is sent while awake; or `listener` is not attached any more."""
+        there is none, or it is not to be `speech`, so silence is sent while awake; or `listener` is not attached any more."""
         if self._listener is not listener:
             return None
         if self._unheard_s is not None and self._pause is None:
             self._unheard_s = None
             self._events.listener_came()
-        packet = None if self._pause is Pause.UNHEARD else self._source.take()
+        packet = self._source.take() if speech and self._pause is not Pause.UNHEARD else None
         if packet is not None or self.awake(now_s):
             self._rtp_until = None if rtp_time is None else (rtp_time + PACKET_TICKS) % RTP_WRAP
         if packet is None:

@@ -34,6 +34,8 @@ class Network:
         self.less_prompt_s = less_prompt(0.0, 0.02, 0.02, speech_s)
         """Packets may be less prompt than others by so much; 0: silence is to be sent like sound. As on a good network for whoever does not
         say what his is like."""
+        self.bearable = True
+        """It would hold no more for its network's sake than it does in speech, as far as it says."""
         self._speech_s = speech_s
         self._lately: deque[float] = deque(maxlen=PROOF)
 
@@ -41,6 +43,7 @@ class Network:
         """What the listener would hold for its network's sake; None: it does not say."""
         if network_s is None:
             return
+        self.bearable = network_s <= self._speech_s + ROUNDING_S
         before_s = self.less_prompt_s if self._lately else 0.0
         self._lately.append(network_s)
         worst_s = max(self._lately) if len(self._lately) == PROOF else float("inf")

@@ -25,6 +25,8 @@ GRACE_S = 0.04
 
 MEMORY_S = 2.1
 """For so long a browser remembers how prompt packets were."""
+ALMOST = 1e-3
+"""Of a packet: what floats may be wrong by, and more."""
 LONE_LASTS_S = 1.0
 """A browser plays on so long in comfort noise behind a lone packet, and then as if packets were lost."""
 
@@ -87,6 +89,13 @@ class Pacer:
     def off_s(self, now_s: float) -> float:
         """How far this moment lies behind one at which a packet's RTP time would need no rounding."""
         return (now_s - self._epoch_s) % PACKET_S
+
+    def back_s(self, now_s: float, wanted_s: float, room_s: float) -> float:
+        """How far the RTP time of a packet that leaves alone is to go back, so that it needs no rounding: `wanted_s` or up to a packet more,
+        by whole packets less where that would be more than `room_s`. Negative: it runs ahead."""
+        back_s = wanted_s + self.off_s(now_s - wanted_s)
+        # Right behind the last packet there is exactly as much room as it takes: not one packet less for a rounding of floats.
+        return back_s - max(math.ceil((back_s - room_s) / PACKET_S - ALMOST), 0) * PACKET_S
 
     def hurry(self, by_s: float) -> None:
         """All that comes is due so much earlier: its RTP time runs on, and the wall clock that it goes by moves."""

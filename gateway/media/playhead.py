@@ -165,6 +165,10 @@ class Playhead:
         if not standing:
             self._running_delay_s = self._delay_s
 
+    def expect(self, delay_s: float) -> None:
+        """What the listener's delay is taken to be until it says so."""
+        self._delay_s = self._running_delay_s = delay_s
+
     def hurried(self, by_s: float) -> None:
         """What is sent from now on is sent so much earlier (gateway.media.pacer). The listener stays where it is in what it has got, and so
         all of that counts as earlier, too."""

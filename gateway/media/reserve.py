@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 from gateway.media.network import Network
+from gateway.media.pacer import PACKET_S
 
 MOST_MORE_S = 0.06
 """As much less than in speech it is told to hold in silence at most: an engine has made it by the time that speech begins."""
@@ -28,15 +29,25 @@ BAND_S = 0.012
 """It may be told to hold so much less than it does without passing over anything."""
 SOON_S = 0.012
 """A browser that holds nothing plays a packet so long after it was sent: it looks every 10 ms."""
+STARTS_S = 0.8
+"""From its first packet on, until a browser has an estimate of its network. It looks at that every half second."""
+START_HOLDS_S = 0.09
+"""As much it is to have in speech before that: it then wants to hold 80 ms whatever it was told, and would stretch speech until it does."""
+CHUNK_S = 0.08
+"""What an engine makes at once at the least."""
 
 
 class Reserve:
     """One listener's, from its first report to its last. `speech_s` is what it was told to hold when it connected; without a listener that
     does as it is told, that is how it stays. `tell` is called with what it is to hold from now on."""
 
-    def __init__(self, quiet_s: float, speech_s: float, tell: Callable[[float], None]) -> None:
-        self._speech_s = speech_s
+    def __init__(self, quiet_s: float, speech_s: float, tell: Callable[[float], None], *, can_hold: bool = False) -> None:
+        self.speech_s = speech_s
         self._quiet_s = min(max(quiet_s, round(speech_s - MOST_MORE_S, 6)), speech_s)
+        self.new = can_hold and self.least_s == 0.0 and self._quiet_s < speech_s
+        """It has been sent no sound yet, silence included: it plays what comes first without a buffer."""
+        self._came_s: float | None = None
+        """When it was sent its first packet."""
         self._tell = tell
         self._told_s = speech_s
         self._heeds = False
@@ -64,7 +75,7 @@ class Reserve:
         as_told = target_s is not None and abs(target_s - self._told_s) < STEP_S / 2
         self._steady = depth_s > 0.0 and abs(depth_s - self._depth_s) <= BAND_S
         self._depth_s, self._reported_s = depth_s, now_s
-        self._heeds |= as_told and self._told_s == self._quiet_s < self._speech_s
+        self._heeds |= as_told and self._told_s == self._quiet_s < self.speech_s
         if sounding:
             self._sounded_s = now_s
             if as_told:
@@ -74,6 +85,9 @@ class Reserve:
 
     def quiet(self, now_s: float) -> bool:
         """Whether silence is to be sent as comfort noise."""
+        self.new = self.new and self._stays_new(now_s)
+        if self.new:
+            return True
         if not (self._heeds and self.less_prompt_s and self._faded(now_s) and now_s - self._reported_s < FRESH_S):
             return False
         self._settle()
@@ -82,14 +96,30 @@ class Reserve:
     def begin(self, depth_s: float | None, now_s: float) -> float:
         """Speech begins: how much more than before is to be sent ahead. `depth_s`: how long a packet of the comfort noise waited; None: there was
         none, and all that is known is what was reported."""
-        self._sounded_s = now_s
-        if not self._heeds or self._told_s == self._speech_s:
-            return 0.0
+        self._sounded_s, self.new = now_s, False
         if depth_s is not None:
-            return max(self._speech_s - max(depth_s, SOON_S), 0.0)
+            holds_s = max(self.speech_s, START_HOLDS_S) if self._starts(now_s) else self.speech_s
+            return max(holds_s - max(depth_s, SOON_S), 0.0)
+        if not self._heeds or self._told_s == self.speech_s:
+            return 0.0
         # It may be passing over silence just now, and is to be done with that before the first word is played.
         self._raise(self._depth_s - BAND_S)
-        return max(self._speech_s - self._depth_s, 0.0) if self._steady and now_s - self._reported_s < FRESH_S else 0.0
+        return max(self.speech_s - self._depth_s, 0.0) if self._steady and now_s - self._reported_s < FRESH_S else 0.0
+
+    def first_waits_s(self, queued_s: float, now_s: float) -> float:
+        """How long the first packet of speech is to wait at the listener at least, with so much of it at hand: what is sent with it and it are
+        then together what it is to have."""
+        return START_HOLDS_S - max(queued_s, CHUNK_S) + PACKET_S if self._starts(now_s) else float("-inf")
+
+    def _starts(self, now_s: float) -> bool:
+        """Whether it has no estimate of its network yet."""
+        return self._came_s is not None and now_s - self._came_s < STARTS_S
+
+    def _stays_new(self, now_s: float) -> bool:
+        if self._came_s is None:
+            self._came_s = now_s
+        fresh = now_s - max(self._reported_s, self._came_s) < FRESH_S
+        return fresh and (self._starts(now_s) or self._network.bearable)
 
     def _faded(self, now_s: float) -> bool:
         return now_s - self._sounded_s >= FADES_S
@@ -101,7 +131,7 @@ class Reserve:
 
     def _raise(self, to_s: float) -> None:
         """Tell it to hold more, but never more than it does: it would stretch speech until it did. Nor ever less in speech: it would hurry."""
-        wanted_s = min(self._speech_s, math.floor(to_s * 1000) / 1000)
+        wanted_s = min(self.speech_s, math.floor(to_s * 1000) / 1000)
         if wanted_s >= self._told_s + STEP_S:
             self._told_s = wanted_s
             self._tell(wanted_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -18,7 +17,7 @@ from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from gateway.media.pacer import LEAD_S, PACKET_S, RTP_RATE, RTP_WRAP, Pacer, Slot
 from gateway.media.playhead import Packet
-from gateway.media.reserve import Reserve
+from gateway.media.reserve import SOON_S, Reserve
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class OpusTrack(MediaStreamTrack):
         self._line = line
         self.reserve = reserve
         self._in_speech = False
-        self._sparse = False
+        self._sparse = reserve.new
         """Silence is sent as comfort noise, a packet now and then."""
         self._due_s = 0.0
         """When the last packet was."""
@@ -72,11 +71,12 @@ class OpusTrack(MediaStreamTrack):
         """The next packet, when it is due. Raises MediaStreamError when the track has ended, and nothing else:
         aiortc would stop sending for good while the connection stays up."""
         while self.readyState == "live" and await self._line.ready(self):
-            slot, late = await (self._alone() if self._sparse else self._in_turn())
+            opens = self._sparse and self._last is None
+            slot, late = self._open() if opens else await (self._alone() if self._sparse else self._in_turn())
             now_s = time.monotonic()
             if self._origin is None and self._last is not None and self.wire_time is not None:
                 self._origin = (self.wire_time() - self._last) % RTP_WRAP
-            packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s)
+            packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s, speech=not opens)
             if packet is None and not self._line.awake(now_s):
                 continue
             self._pacer.sent(slot, now_s)
@@ -105,22 +105,37 @@ class OpusTrack(MediaStreamTrack):
         await asyncio.sleep(0)
         await self._line.first_by(self._due_s + COMFORT_EVERY_S)
         now_s = time.monotonic()
-        self._go_back(now_s, self._line.queued_s > 0.0)
+        ahead_s = self._go_back(now_s, self._line.queued_s > 0.0)
+        if ahead_s > 0.0:
+            # Sent now it would be played no sooner, and all that follows would be held for so much longer.
+            await asyncio.sleep(ahead_s)
+            now_s += ahead_s
         return self._pacer.alone(now_s), False
 
-    def _go_back(self, now_s: float, speech: bool) -> None:
-        """Give the next packet the RTP time at which its listener is already, so that it is played when it comes."""
+    def _open(self) -> tuple[Slot, bool]:
+        """The place of the first packet of all. A listener plays it as soon as it has it, without a buffer; of speech, it would want one."""
+        now_s = time.monotonic()
+        self._pacer.hurry(-self._pacer.off_s(now_s))
+        self._line.playout.expect(SOON_S - self._pacer.lead_s)
+        return self._pacer.alone(now_s), False
+
+    def _go_back(self, now_s: float, speech: bool) -> float:
+        """Give the next packet the RTP time at which its listener is already, so that it is played when it comes. Returns how much later
+        it is to leave, 0 or more."""
         depth_s = self._depth_s
         over_s = depth_s - self.reserve.least_s
         if not speech and over_s <= LOOSE_S:
-            return
+            return 0.0
         room_s = max(self._pacer.room_s(now_s, self.reserve.less_prompt_s), 0.0)
         back_s = max(over_s + MARGIN_S, 0.0)
-        if speech:
-            # Nothing is rounded, or it would be played later by as much.
-            back_s += self._pacer.off_s(now_s - back_s)
-            back_s -= max(math.ceil((back_s - room_s) / PACKET_S), 0) * PACKET_S
-        self._hurry(-min(back_s, room_s))
+        if not speech:
+            self._hurry(-min(back_s, room_s))
+            return 0.0
+        # Nothing is rounded, or it would be played later by as much.
+        back_s = self._pacer.back_s(now_s, back_s, min(room_s, depth_s - self.reserve.first_waits_s(self._line.queued_s, now_s)))
+        later_s = max(min(-back_s, depth_s - back_s - self.reserve.speech_s), 0.0)
+        self._hurry(-back_s - later_s)
+        return later_s
 
     @property
     def _depth_s(self) -> float:

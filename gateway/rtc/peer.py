@@ -80,7 +80,7 @@ class Peer:
         self._ufrags = ufrags(offer)
         if most_s is not None:
             self.target_s = min(self._config.client_lead_s, most_s)
-        reserve = Reserve(self._config.quiet_lead_s, self.target_s, self._tell_target)
+        reserve = Reserve(self._config.quiet_lead_s, self.target_s, self._tell_target, can_hold=most_s is not None)
         track = self._track = OpusTrack(self._line, reserve, lead_for(self.target_s))
         track.add_listener("ended", self._over.set)
         sender = self._sender = self._connection.addTrack(track)
