@@ -31,8 +31,10 @@ SOON_S = 0.012
 """A browser that holds nothing plays a packet so long after it was sent: it looks every 10 ms."""
 STARTS_S = 0.8
 """From its first packet on, until a browser has an estimate of its network. It looks at that every half second."""
-START_HOLDS_S = 0.09
+START_HOLDS_S = 0.085
 """As much it is to have in speech before that: it then wants to hold 80 ms whatever it was told, and would stretch speech until it does."""
+START_SOON_S = 0.006
+"""It plays its first packet about so long after that was sent."""
 CHUNK_S = 0.08
 """What an engine makes at once at the least."""
 
@@ -98,8 +100,9 @@ class Reserve:
         none, and all that is known is what was reported."""
         self._sounded_s, self.new = now_s, False
         if depth_s is not None:
-            holds_s = max(self.speech_s, START_HOLDS_S) if self._starts(now_s) else self.speech_s
-            return max(holds_s - max(depth_s, SOON_S), 0.0)
+            if self._starts(now_s):
+                return max(max(self.speech_s, START_HOLDS_S) - depth_s, 0.0)
+            return max(self.speech_s - max(depth_s, SOON_S), 0.0)
         if not self._heeds or self._told_s == self.speech_s:
             return 0.0
         # It may be passing over silence just now, and is to be done with that before the first word is played.

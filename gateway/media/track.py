@@ -17,7 +17,7 @@ from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from gateway.media.pacer import LEAD_S, PACKET_S, RTP_RATE, RTP_WRAP, Pacer, Slot
 from gateway.media.playhead import Packet
-from gateway.media.reserve import SOON_S, Reserve
+from gateway.media.reserve import START_SOON_S, Reserve
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class OpusTrack(MediaStreamTrack):
         """The place of the first packet of all. A listener plays it as soon as it has it, without a buffer; of speech, it would want one."""
         now_s = time.monotonic()
         self._pacer.hurry(-self._pacer.off_s(now_s))
-        self._line.playout.expect(SOON_S - self._pacer.lead_s)
+        self._line.playout.expect(START_SOON_S - self._pacer.lead_s)
         return self._pacer.alone(now_s), False
 
     def _go_back(self, now_s: float, speech: bool) -> float:
