@@ -121,8 +121,9 @@ class Reserve:
     def _stays_new(self, now_s: float) -> bool:
         if self._came_s is None:
             self._came_s = now_s
+        silent = self._reported_s == float("-inf")
         fresh = now_s - max(self._reported_s, self._came_s) < FRESH_S
-        return fresh and (self._starts(now_s) or self._network.bearable)
+        return fresh and (self._starts(now_s) or (self._network.bearable and (self._heeds or silent)))
 
     def _faded(self, now_s: float) -> bool:
         return now_s - self._sounded_s >= FADES_S

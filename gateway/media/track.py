@@ -16,7 +16,7 @@ from aiortc.mediastreams import MediaStreamError
 from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from gateway.media.pacer import LEAD_S, PACKET_S, RTP_RATE, RTP_WRAP, Pacer, Slot
-from gateway.media.playhead import Packet
+from gateway.media.playhead import USUAL_DELAY_S, Packet
 from gateway.media.reserve import START_SOON_S, Reserve
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,11 @@ class OpusTrack(MediaStreamTrack):
         """Send more ahead from now on where speech begins, and next to nothing in silence."""
         if not speech:
             # Whoever plays to nobody needs a moment to be heard again, and keeps what it held.
+            was_new = self.reserve.new
             self._lacks_s, self._sparse = 0.0, not self._line.paused and self.reserve.quiet(now_s)
+            if was_new and not self._sparse and not self._line.playout.measured(now_s):
+                # It fills its buffer from now on.
+                self._line.playout.expect(USUAL_DELAY_S)
         elif not self._in_speech:
             self._lacks_s = self.reserve.begin(self._depth_s if self._sparse else None, now_s)
             self._sparse = False

@@ -23,6 +23,16 @@ MOST_STRETCHES = 2
 log = logging.getLogger(__name__)
 
 
+GREET = """async ([text, afterMs]) => {
+  document.querySelector("#connect").click();
+  const ready = () => document.body.dataset.state === "ready";
+  while (!ready()) await new Promise((resolve) => setTimeout(resolve, 1));
+  if (afterMs) await new Promise((resolve) => setTimeout(resolve, afterMs));
+  vivavoce.session.append(text);
+  vivavoce.session.end();
+}"""
+
+
 @dataclass
 class Demo:
     """One tab with the page in it."""
@@ -122,6 +132,26 @@ class Demo:
                 continue
             if not self._stretches_left or await self._stretched() == stretched:
                 return
+            self._stretches_left -= 1
+
+    async def greetings(self, text: str, after_ms: int) -> AsyncIterator[Signal]:
+        """Connect, say `text` so long after the page says that it is, as a program does, and the recording of it. To whom that is not good
+        enough it is said again on a new connection, as by `attempts`."""
+        for _ in range(1 + RETRIES):
+            if await self.page.get_attribute("body", "data-state") == "ready":
+                await self.page.click("#connect")
+                await self.page.wait_for_selector("body[data-state=closed]")
+            before = await self.count("done")
+            self.watch.reset()
+            self._concealed = 0
+            await self.page.evaluate(GREET, [text, after_ms])
+            await self.until("done", before + 1)
+            yield await self.recording()
+            if await self._disturbed():
+                continue
+            if not self._stretches_left:
+                return
+            # What the receiver plays, the page may still pass on late to whoever records it, and leave 10 ms of nothing there.
             self._stretches_left -= 1
 
     async def _disturbed(self) -> bool:

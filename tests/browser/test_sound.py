@@ -14,6 +14,8 @@ from tests.browser.matching import RATE, Signal, match, resample
 UTTERANCES = 10
 BEGINNINGS = 20
 BEGUN_MS = 450
+GREETS_AFTER_MS = (0, 100, 300)
+GREETINGS_EACH = 3
 
 
 def through_opus(signal: Signal) -> Signal:
@@ -50,6 +52,21 @@ async def test_ten_of_ten_utterances_and_twenty_of_twenty_beginnings_arrive_whol
     first_sound_ms = statistics.median(await demo.first_sounds_ms())
     print(f"worst correlation {worst:.3f}, widest lag spread {spread_ms:.1f} ms, first letter to first sound {first_sound_ms:.0f} ms")
     assert report == {}
+
+
+async def test_a_greeting_said_at_once_on_connecting_begins_whole(wav_gateway: Gateway, open_demo: OpenDemo, known: Signal) -> None:
+    demo = await open_demo(wav_gateway.url)
+    begun = known[: RATE * BEGUN_MS // 1000]
+    matches = []
+    for after_ms in GREETS_AFTER_MS * GREETINGS_EACH:
+        async for recording in demo.greetings(f"Said after {after_ms} ms.", after_ms):
+            head = match(begun, recording)
+            if not head.problems():
+                break
+        matches.append((after_ms, head))
+    worst, spread_ms = min(head.worst for _, head in matches), max(head.lag_spread_s for _, head in matches) * 1000
+    print(f"worst correlation {worst:.3f}, widest lag spread {spread_ms:.1f} ms")
+    assert [(after_ms, head.problems()) for after_ms, head in matches if head.problems()] == []
 
 
 async def test_the_embedded_voice_arrives_whole(gateway: Gateway, open_demo: OpenDemo) -> None:

@@ -116,6 +116,20 @@ def test_rtp_time_that_goes_back_never_looks_like_more_than_60_ms_of_jitter(step
         prompt.append((now_s, ahead_s))
 
 
+@given(st.floats(0.0, 0.5), st.floats(0.0005, 0.0195), st.floats(0.02, 0.12), st.integers(1, 40))
+def test_a_word_soon_behind_a_packet_of_comfort_noise_follows_it_without_a_packet_between(rest_s, less_s, depth_s, packets: int) -> None:
+    pacer = Pacer(EPOCH_S)
+    pacer.hurry(rest_s)
+    now_s = spurt(pacer, EPOCH_S + 1.0, packets)[-1].due_s + PACKET_S
+    comfort = pacer.alone(now_s)
+    pacer.sent(comfort, now_s)
+    # Its RTP time could go back by as much as has passed but for the packet itself.
+    now_s += PACKET_S + less_s
+    back_s = pacer.back_s(now_s, depth_s, max(pacer.room_s(now_s, MUCH_S), 0.0))
+    pacer.hurry(-back_s)
+    assert pacer.alone(now_s).rtp_time == comfort.rtp_time + PACKET_TICKS
+
+
 def test_after_two_seconds_rtp_time_can_go_back_further() -> None:
     pacer = Pacer(EPOCH_S)
     now_s = spurt(pacer, EPOCH_S, 10)[-1].due_s

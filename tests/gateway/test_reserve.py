@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.reserve import BAND_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, Reserve
+from gateway.media.reserve import BAND_S, CHUNK_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, STARTS_S, Reserve
 
 EVERY_S = 0.2
 QUIET_S, SPEECH_S = 0.02, 0.08
+START_S = 0.08
+"""What a browser wants to hold before it knows its network."""
 reports = st.tuples(
     st.floats(0.0, 1.0), st.sampled_from(["as told", None, 0.08]), st.floats(0.0, 0.3), st.none() | st.floats(0.0, 0.2), st.booleans(), st.booleans()
 )
@@ -43,6 +45,52 @@ def reserve_that_heeds(told: list[float]) -> Reserve:
     reserve.report(SPEECH_S, 0.08, None, False, 1.0 - EVERY_S)
     reserve.report(QUIET_S, 0.05, None, False, 1.0)
     return reserve
+
+
+def new_reserve(told: list[float] | None = None) -> Reserve:
+    """Of a browser that says it can be told; its first packet leaves at one second."""
+    reserve = Reserve(QUIET_S, SPEECH_S, [].append if told is None else told.append, can_hold=True)
+    assert reserve.new and reserve.quiet(1.0)
+    return reserve
+
+
+def test_a_new_listener_is_sent_comfort_noise_until_it_is_spoken_to() -> None:
+    reserve = new_reserve()
+    reserve.report(SPEECH_S, 0.01, START_S, False, 1.05)
+    for number in range(1, 40):
+        assert reserve.quiet(1.0 + EVERY_S * number)
+        reserve.report(QUIET_S, 0.01, START_S if number < 3 else 0.02, False, 1.0 + EVERY_S * number)
+    reserve.begin(0.01, 9.0)
+    assert not reserve.new and not reserve.quiet(9.0)
+
+
+def test_what_is_said_to_it_at_once_is_as_much_as_it_wants_before_it_knows_its_network() -> None:
+    reserve = new_reserve()
+    first_s = reserve.first_waits_s(0.04, 1.2)
+    assert START_S < first_s + CHUNK_S - 0.02 < START_S + 0.01, "a chunk of 80 ms, and where its first packet is to be"
+    assert START_S < 0.03 + reserve.begin(0.03, 1.2) < START_S + 0.01
+    later = new_reserve()
+    later.report(QUIET_S, 0.01, 0.02, False, 1.9)
+    assert later.first_waits_s(0.04, 1.9) < 0.0 and later.begin(0.03, 1.9) == pytest.approx(SPEECH_S - 0.03)
+
+
+@pytest.mark.parametrize(("target_s", "network_s"), [(SPEECH_S, 0.02), (QUIET_S, 0.1)])
+def test_one_that_does_not_follow_or_has_a_bad_network_is_sent_silence_when_that_is_known(target_s: float, network_s: float) -> None:
+    reserve = new_reserve()
+    for number in range(6):
+        reserve.report(target_s, 0.01, network_s, False, 1.0 + EVERY_S * number)
+        assert reserve.quiet(1.0 + EVERY_S * number) == (EVERY_S * number < STARTS_S)
+
+
+def test_one_that_reports_nothing_is_sent_silence_after_a_while() -> None:
+    reserve = new_reserve()
+    assert reserve.quiet(0.99 + FRESH_S) and not reserve.quiet(1.01 + FRESH_S)
+
+
+def test_one_that_cannot_be_told_or_is_to_hold_as_much_in_silence_is_not_sent_comfort_noise_at_first() -> None:
+    assert not Reserve(QUIET_S, SPEECH_S, [].append).new
+    assert not Reserve(SPEECH_S, SPEECH_S, [].append, can_hold=True).new
+    assert not Reserve(QUIET_S, 0.4, [].append, can_hold=True).new
 
 
 def test_one_that_does_not_follow_is_sent_silence_and_sound_as_before() -> None:
