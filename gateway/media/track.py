@@ -15,7 +15,7 @@ from aiortc.mediastreams import MediaStreamError
 
 from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
-from gateway.media.pacer import LEAD_S, PACKET_S, RTP_RATE, RTP_WRAP, Pacer, Slot
+from gateway.media.pacer import LEAD_S, RTP_RATE, RTP_WRAP, Pacer, Slot
 from gateway.media.playhead import USUAL_DELAY_S, Packet
 from gateway.media.reserve import START_SOON_S, Reserve
 
