@@ -392,6 +392,18 @@ async def test_who_holds_little_in_silence_is_sent_comfort_noise_then_and_more_a
     assert (await listener.channel_event("hold"))["target_ms"] == 20
 
 
+@pytest.mark.parametrize("can_hold", [True, False])
+async def test_who_can_be_told_to_hold_is_sent_comfort_noise_from_the_first_packet_on(connect, listen, engine: StandInEngine, can_hold: bool) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"} if can_hold else {})
+    await asyncio.sleep(1.0)
+    assert len(listener.silences) <= 8 if can_hold else len(listener.silences) > 40
+    assert (await speaker.say(SHORT))["reason"] == "end"
+    await asyncio.sleep(0.3)
+    _, scores = align(listener.samples, bytes(engine.utterances[0].pcm))
+    assert min(scores) >= 0.9
+
+
 async def test_on_a_bad_network_silence_is_sent_like_sound(connect, listen) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
