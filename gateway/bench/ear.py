@@ -9,6 +9,7 @@ import aiohttp
 import av
 import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc.rtcrtpreceiver import StreamStatistics
 from aiortc.rtp import RtpPacket
 
 from gateway.bench.listener import Listener
@@ -26,6 +27,12 @@ class Ear:
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._decoder = av.CodecContext.create("opus", "r")
         self._silence: list[tuple[float, bytes]] = []
+        self._received: dict[int, StreamStatistics] = {}
+        """By source: what aiortc makes its receiver reports of."""
+
+    @property
+    def connected(self) -> bool:
+        return self._connection.connectionState == "connected"
 
     async def connect(self, http: aiohttp.ClientSession, whep: str, token: str) -> None:
         """Raises aiohttp.ClientError if the server or the network will not."""
@@ -45,7 +52,9 @@ class Ear:
             if response.status != 201:
                 raise aiohttp.ClientError(f"WHEP: {response.status}: {answer[:200]}")
         # aiortc's own way leads through a jitter buffer that hands a packet out when four later ones are there.
-        connection.getReceivers()[0]._handle_rtp_packet = self._packet  # type: ignore[method-assign]
+        receiver = connection.getReceivers()[0]
+        receiver._handle_rtp_packet = self._packet  # type: ignore[method-assign]
+        self._received = receiver._RTCRtpReceiver__remote_streams  # type: ignore[attr-defined]
         await connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -58,6 +67,8 @@ class Ear:
 
     async def _packet(self, packet: RtpPacket, arrival_time_ms: int) -> None:
         at_s = time.monotonic()
+        # Who reports nothing is taken for gone.
+        self._received.setdefault(packet.ssrc, StreamStatistics(RATE)).add(packet)
         pcm = self._decoded(packet.payload)
         listener = self.listener
         if listener is None:

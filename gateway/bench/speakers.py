@@ -124,7 +124,7 @@ class SocketSpeaker:
         while self._session is None and silent:
             session = silent.pop()
             self._idle.remove(session)
-            if session.socket.closed:
+            if session.socket.closed or (session.ear is not None and not session.ear.connected):
                 await session.close()
             else:
                 self._session = session

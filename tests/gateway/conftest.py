@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,16 @@ def config(endpoint: str) -> GatewayConfig:
     return GatewayConfig(engine=endpoint, max_append_chars=400, max_utterance_chars=1000, max_waiting_utterances=8, max_sessions=8)
 
 
-@pytest.fixture
-async def gateway(config: GatewayConfig) -> AsyncIterator[Client]:
+@asynccontextmanager
+async def serving(config: GatewayConfig) -> AsyncIterator[Client]:
     async with EnginePool(config) as engines, TestClient(Server(create_app(config, engines))) as client:
         await engines.first_start()
+        yield client
+
+
+@pytest.fixture
+async def gateway(config: GatewayConfig) -> AsyncIterator[Client]:
+    async with serving(config) as client:
         yield client
 
 

@@ -8,14 +8,17 @@ import time
 from collections.abc import Sequence
 
 import aiohttp
+import msgspec
 import pytest
 
 from engine import Overloaded
+from gateway.bench.ear import Ear
 from gateway.bench.load import Request, Result, Share, run_share
 from gateway.bench.outcome import Summary
 from gateway.bench.speakers import Target
+from gateway.config import GatewayConfig
 from tests.gateway.bench.scripted import RATE, Answer, ScriptedServer, tone
-from tests.gateway.conftest import Client
+from tests.gateway.conftest import Client, serving
 from tests.gateway.stand_in import StandInEngine
 
 SLACK_S = 0.5
@@ -228,3 +231,28 @@ async def test_sessions_and_their_listeners_are_kept(gateway: Client, engine: St
     assert [outcome.status for outcome in result.outcomes] == ["ok", "ok"]
     # 48 kHz, two bytes a sample.
     assert [len(result.pcm[number]) / 96_000 for number in range(2)] == [pytest.approx(o.audio_s) for o in result.outcomes]
+
+
+async def test_a_listener_is_not_taken_for_gone(config: GatewayConfig, engine: StandInEngine) -> None:
+    engine.frame_s = 0.001
+    async with serving(msgspec.structs.replace(config, silent_s=2.0)) as gateway:
+        share = Share(Target(url(gateway), "webrtc"), time.monotonic(), [Request(0, 0.0, "It goes on and on. " * 5)])
+        [outcome] = (await run_share(share)).outcomes
+    assert outcome.status == "ok" and outcome.audio_s > 5.0 and outcome.underruns == 0
+
+
+async def test_a_session_whose_listener_has_gone_is_not_used_again(gateway: Client, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.frame_s = 0.001
+    ears: list[Ear] = []
+    hear = Ear.connect
+
+    async def counted(self: Ear, *arguments: object) -> None:
+        await hear(self, *arguments)  # type: ignore[arg-type]
+        ears.append(self)
+
+    monkeypatch.setattr(Ear, "connect", counted)
+    share = Share(Target(url(gateway), "webrtc"), time.monotonic(), [Request(n, 3.0 * n, "Hello.") for n in range(2)])
+    running = asyncio.create_task(run_share(share))
+    await asyncio.sleep(1.5)
+    await ears[0].close()
+    assert [outcome.status for outcome in (await running).outcomes] == ["ok", "ok"] and len(ears) == 2
