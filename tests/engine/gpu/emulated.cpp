@@ -195,7 +195,7 @@ extern "C" int emulate(const Arguments* a, int memory_bytes, int seed) {
     char* stacks = (char*)mmap(nullptr, stack * threads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     programs.assign(CTAS, {});
     for (Program& p : programs) {
-        p.memory = (char*)aligned_alloc(128, memory_bytes);
+        if (posix_memalign((void**)&p.memory, 128, memory_bytes)) return -1;
         memset(p.memory, 0xff, memory_bytes);
         p.warps.resize(THREADS / 32);
     }
