@@ -29,7 +29,8 @@ class TextFilter(Protocol):
         """More text; returns what can be said now."""
 
     def flush(self) -> Cleaned:
-        """Give back what is held, as if the text ended here. It may go on: within a code fence it still is within it."""
+        """Give back what is held, as if the text ended here. It may go on: within a code fence it still is within it, and in mid-line in
+        mid-line."""
 
 
 class Verbatim:

@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from gateway.filter import ReadsAhead
+from gateway.filter import Cleaned, ReadsAhead
 from gateway.symbols import in_word, is_emoji, is_text, unspaced
 
 SPOKEN_FENCES = frozenset({"text", "txt", "plain", "plaintext", "markdown", "md", "poem", "quote"})
@@ -71,6 +71,17 @@ class Cleaner(ReadsAhead):
             "[": self._open_bracket, "]": self._close_bracket, "!": self._exclamation, "<": self._less,
             "\\": self._backslash, "&": self._ampersand, "#": self._hash, "|": self._pipe,
         }  # fmt: skip
+
+    def flush(self) -> Cleaned:
+        """See TextFilter. A line whose rest is not said, an address, a tag or a comment that nobody has closed end here: else all that is
+        still to come would be passed over with them."""
+        cleaned = super().flush()
+        if self._step == self._skip_line:
+            self._step = self._line
+        elif self._step in (self._target, self._attributes, self._comment, self._host, self._path):
+            self._angle = False
+            self._step = self._inline
+        return cleaned
 
     def _next(self) -> None:
         self._step()

@@ -108,7 +108,7 @@ line.ontext = (text) => {
 };
 line.onenter = () => {
   holder.release(false);
-  session?.flush();
+  session?.end(); // a text of its own: nothing that it opened and has not closed passes over the next one
   line.clear();
 };
 holder.onclause = (text, complete) => {

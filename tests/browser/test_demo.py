@@ -150,6 +150,13 @@ async def test_text_of_which_nothing_is_spoken_is_told_and_let_go(wav_gateway: G
     states = await page.locator("#utterances li").evaluate_all("(rows) => rows.map((row) => row.dataset.state)")
     assert states == ["done", "empty", "done", "empty", "empty"]
     assert words(await said(demo)) == "Here is some. And here more."
+    # Code that is open, in a text of its own.
+    await page.keyboard.insert_text("```py")
+    await page.keyboard.press("Enter")
+    await demo.until("empty", 4)
+    await demo.type("Still there.")
+    await page.keyboard.press("Enter")
+    await demo.until("done", 3)
 
 
 async def test_a_language_the_voice_does_not_speak_is_told(gateway: Gateway, open_demo: OpenDemo) -> None:

@@ -211,6 +211,20 @@ def test_a_flush_keeps_the_block() -> None:
     assert cleaner.feed("- in mid-line").text == "- in mid-line"
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("```py\nx = 1\n```", ""), ("~~~\nx\n~~~", ""), ("```text\nTold.\n```", "Told.\n"), ("See <!-- note", "See "), ('<a href="x', ""),
+        ("[link](http://", "link"), ("[link](http://a.org/b 'c", "link"), ("| a | b |\n|---|---|", "a, b\n"), ("At www.a.org/b", "At a.org"),
+        ("<https://a.org", "a.org"), ("---", ""), ("[^1", "^1"), ("`code", "code"),
+    ],
+)  # fmt: skip
+def test_what_nobody_has_closed_ends_with_a_flush(written: str, said: str) -> None:
+    cleaner = Cleaner()
+    assert cleaner.feed(written).text + cleaner.flush().text == said
+    assert (cleaner.feed("Hello there.").text + cleaner.flush().text).strip() == "Hello there."
+
+
 def test_verbatim() -> None:
     verbatim = Verbatim()
     assert verbatim.feed("**a").text == "**a" and verbatim.feed("*😀") == ("*😀", [3, 4]) and verbatim.flush().text == ""
