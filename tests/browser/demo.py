@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from playwright.async_api import Page
 
-from tests.browser.matching import Signal, resample
+from tests.browser.matching import Signal, resample, without_gaps
 from tests.browser.stalls import StallWatch
 
 PATIENCE_MS = 20_000
@@ -149,9 +149,8 @@ class Demo:
             yield await self.recording()
             if await self._disturbed():
                 continue
-            if not self._stretches_left:
+            if not self._stretches_left or not await self._stretched():
                 return
-            # What the receiver plays, the page may still pass on late to whoever records it, and leave 10 ms of nothing there.
             self._stretches_left -= 1
 
     async def _disturbed(self) -> bool:
@@ -174,4 +173,5 @@ class Demo:
             await self.page.click("#save")
         path = await (await saving.value).path()
         with wave.open(io.BytesIO(path.read_bytes())) as file:
-            return resample(np.frombuffer(file.readframes(file.getnframes()), "<i2"), file.getframerate())
+            recorded = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            return resample(without_gaps(recorded, file.getframerate()), file.getframerate())

@@ -21,6 +21,11 @@ SEARCH_S = 0.06
 SILENT = 0.02
 """A stretch is silent below this share of the loudest 200 ms (-34 dB)."""
 DROPOUT_S = 0.02
+GAP_S = 0.01
+"""An audio context of Chromium's that is a moment too early takes a block of zeros from a track, and all that follows later by that: the track
+itself and a loudspeaker have none (docs/measurements/gateway.md)."""
+QUIET = 2
+"""Samples of 16 bits up to this may be zero by themselves for a while."""
 DROPOUT_SHARE = 0.1
 """A 20 ms frame is lost where less than this share of the reference's amplitude is left (-20 dB)."""
 
@@ -73,6 +78,21 @@ class Match:
         elif self.lag_spread_s > LAG_TOLERANCE_S:
             found.append(f"the lag wanders by {self.lag_spread_s * 1000:.1f} ms")
         return found
+
+
+def without_gaps(samples: npt.NDArray[np.int16], rate: int) -> npt.NDArray[np.int16]:
+    """A 16-bit recording by an audio context, without the blocks of zeros in mid-sound that it alone has. Nothing else is left out: where sound
+    is missing, or is zero for any other length, it stays so."""
+    sounding = np.flatnonzero(samples)
+    # Of more zeros than a block, those at its edge are the sound's own.
+    owned = np.diff(sounding) - 1 - round(GAP_S * rate)
+    kept, until = [], 0
+    for place in np.flatnonzero((owned >= 0) & (owned <= 2)):
+        first, following = sounding[place], sounding[place + 1]
+        if max(abs(int(samples[first])), abs(int(samples[following]))) > QUIET:
+            kept.append(samples[until : first + 1])
+            until = following - owned[place]
+    return np.concatenate([*kept, samples[until:]])
 
 
 def resample(samples: npt.ArrayLike, rate: int) -> Signal:

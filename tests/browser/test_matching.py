@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.signal import resample_poly
 
-from tests.browser.matching import RATE, Signal, match, resample
+from tests.browser.matching import RATE, Signal, match, resample, without_gaps
 
 LEAD_S = 0.7
 
@@ -74,3 +74,16 @@ def test_noise_is_found(reference: Signal) -> None:
 
 def test_silence_is_found(reference: Signal) -> None:
     assert match(reference, np.zeros(3 * RATE)).problems()
+
+
+def test_only_a_recorders_own_zeros_are_left_out() -> None:
+    sound = np.round(8000 * np.sin(np.arange(48_000) * 0.05)).astype(np.int16)
+    sound[0] = 1
+    block = np.zeros(480, np.int16)
+    gapped = np.concatenate([sound[:7000], block, sound[7000:20_000], block, sound[20_000:]])
+    assert np.array_equal(without_gaps(gapped, 48_000), sound)
+    lost = sound.copy()
+    lost[9000:9960] = 0
+    quiet = np.concatenate([sound[:7000] // 8000, block, sound[7000:] // 8000])
+    for kept in (sound, lost, quiet, np.concatenate([sound[:7000], block[:400], sound[7000:]]), block):
+        assert np.array_equal(without_gaps(kept, 48_000), kept)
