@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gpu_profile import show
 
 from engine.config import GPU_LATENCY, EngineConfig
 from engine.gpu.device import captured, use
-from engine.gpu.stages import TIMED, GpuStages
+from engine.gpu.stages import GpuStages
 from engine.kernels.gpu import attention, by_kernel, frame_attention, frame_pass, linear, norm
 from engine.loop import EngineLoop
 from engine.messages import Append, AudioChunk, Cancel, Credit, Done, Event, Failed, Finish, Open, Sampling, SpeechRequest
@@ -256,7 +257,7 @@ def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> Non
     print(f"prefill of {config.prefill_rows} rows: {stages.costs.estimate(Stage.PREFILL, 1) * 1000:.3f} ms")
     for stage in (Stage.TALKER, Stage.PREDICTOR):
         for size in (1, 32):
-            profile(stages, stage, size)
+            show(stages, stage, size)
     for count in (1, 32):
         sampling = [Sampling(seed=seed) for seed in range(count)]
         begin_s = time.monotonic()
@@ -265,19 +266,6 @@ def time_graphs(folder: Path, config: EngineConfig, device: torch.device) -> Non
         audio_s = sum(len(samples) for _, samples in said.values()) / 24000
         ends = sorted({why for why, _ in said.values()})
         print(f"{count} downloads of 50 frames: {audio_s:.1f} s of audio in {took_s:.2f} s, {audio_s / took_s:.0f} x real time; ends: {ends}")
-
-
-def profile(stages: GpuStages, stage: Stage, bucket: int) -> None:
-    """Where a launch's time goes, by kernel."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler, torch.inference_mode():
-        stages.timed(stage, bucket)
-        torch.cuda.synchronize()
-    launches = 1 + TIMED
-    print(f"{stage.name.lower()}, {bucket} rows: us a launch, times a launch, us each")
-    averages = sorted(profiler.key_averages(), key=lambda entry: -entry.self_device_time_total)
-    for entry in averages[:12]:
-        total = entry.self_device_time_total / launches
-        print(f"  {total:8.1f} {entry.count / launches:6.1f} {entry.self_device_time_total / entry.count:7.2f}  {entry.key[:90]}")
 
 
 def main() -> int:

@@ -36,12 +36,13 @@ def main() -> None:
         stage = Stage[name.upper()]
         with torch.inference_mode():
             stages._launcher.add(stage, works[stage], int(rows))
-        print(f"\n{name} of {rows} rows: {1000 * stages.timed(stage, int(rows), 20):.3f} ms")
         show(stages, stage, int(rows))
 
 
 def show(stages: GpuStages, stage: Stage, rows: int) -> None:
-    """us by kernel, with how long nothing ran in front of it: beginnings in order, the part that overlaps what came before left out."""
+    """A captured launch's ms, and us by kernel with how long nothing ran in front of it: beginnings in order, the part that overlaps what
+    came before left out."""
+    print(f"\n{stage.name.lower()} of {rows} rows: {1000 * stages.timed(stage, rows, 20):.3f} ms")
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         stages.timed(stage, rows, 1)
     kernels = sorted((e.time_range.start, e.time_range.end, e.name) for e in profiled.events() if e.device_type == DeviceType.CUDA)
