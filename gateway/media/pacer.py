@@ -25,6 +25,8 @@ GRACE_S = 0.04
 
 MEMORY_S = 2.1
 """For so long a browser remembers how prompt packets were."""
+REMEMBERS_S = 1.7
+"""For so long at the least, and as long again as it may take to tell it what follows from its forgetting."""
 ALMOST = 1e-3
 """Of a packet: what floats may be wrong by, and more."""
 LONE_LASTS_S = 1.0
@@ -85,6 +87,11 @@ class Pacer:
         prompt_s = self.lead_s - self._epoch_s
         least_s = self._promptest[0][1] - less_prompt_s if self._promptest else -math.inf
         return prompt_s - max(least_s, self._next_rtp / RTP_RATE - now_s)
+
+    def behind_s(self, now_s: float) -> float:
+        """How much less prompt than the promptest that its listener will remember for a while a packet is that leaves now."""
+        promptest_s = next((prompt_s for left_s, prompt_s in self._promptest if left_s >= now_s - REMEMBERS_S), -math.inf)
+        return max(promptest_s - (self.lead_s - self._epoch_s), 0.0)
 
     def off_s(self, now_s: float) -> float:
         """How far this moment lies behind one at which a packet's RTP time would need no rounding."""

@@ -4,7 +4,8 @@ out a stall. Pure; times are monotonic seconds.
 A browser that is sent comfort noise has no buffer: it plays the first packet of speech as soon as that one's RTP time has come, and half of
 what it was told to hold is there. From then on it plays between its jitterBufferTarget and a packet more behind the promptest packet of the last
 two seconds, and leaves sound alone in there. So when speech begins as much is sent at once as it lacks (gateway.media.track), and it is told to hold
-what it then has. Its own estimate of the network may make it hold more at any time."""
+what it then has. Behind speech it plays as far behind as in speech until those two seconds are over: told to hold little before that, it would hurry
+through a word that comes then. Its own estimate of the network may make it hold more at any time."""
 
 from __future__ import annotations
 
@@ -56,6 +57,8 @@ class Reserve:
         """It has done as it was told, once."""
         self._network = Network(speech_s)
         self._depth_s = 0.0
+        self._comfort = False
+        """Silence is sent as comfort noise."""
         self._steady = False
         """Its last two reports of that agree: in a stall they would not."""
         self._reported_s = self._sounded_s = float("-inf")
@@ -82,23 +85,22 @@ class Reserve:
             self._sounded_s = now_s
             if as_told:
                 self._raise(depth_s)
-        elif now_s - self._sounded_s >= PASSES_S:
-            self._settle()
+        elif (self.new or not self._comfort) and now_s - self._sounded_s >= PASSES_S:
+            self._lower(self._quiet_s)
 
-    def quiet(self, now_s: float) -> bool:
-        """Whether silence is to be sent as comfort noise."""
+    def quiet(self, holds_s: float, now_s: float) -> bool:
+        """Whether silence is to be sent as comfort noise. `holds_s`: how far behind the promptest packet that it remembers it plays."""
         self.new = self.new and self._stays_new(now_s)
-        if self.new:
-            return True
-        if not (self._heeds and self.less_prompt_s and self._faded(now_s) and now_s - self._reported_s < FRESH_S):
-            return False
-        self._settle()
-        return True
+        fresh = now_s - self._reported_s < FRESH_S
+        self._comfort = self.new or (self._heeds and self.less_prompt_s > 0.0 and self._faded(now_s) and fresh)
+        if self._comfort and not self.new:
+            self._lower(holds_s - BAND_S)
+        return self._comfort
 
     def begin(self, depth_s: float | None, now_s: float) -> float:
         """Speech begins: how much more than before is to be sent ahead. `depth_s`: how long a packet of the comfort noise waited; None: there was
         none, and all that is known is what was reported."""
-        self._sounded_s, self.new = now_s, False
+        self._sounded_s, self.new, self._comfort = now_s, False, False
         if depth_s is not None:
             if self._starts(now_s):
                 return max(max(self.speech_s, START_HOLDS_S) - depth_s, 0.0)
@@ -128,10 +130,12 @@ class Reserve:
     def _faded(self, now_s: float) -> bool:
         return now_s - self._sounded_s >= FADES_S
 
-    def _settle(self) -> None:
-        if self._told_s > self._quiet_s:
-            self._told_s = self._quiet_s
-            self._tell(self._told_s)
+    def _lower(self, to_s: float) -> None:
+        """Tell it to hold less, in silence."""
+        wanted_s = max(self._quiet_s, math.floor(to_s * 1000) / 1000)
+        if self._told_s - wanted_s >= min(STEP_S, self._told_s - self._quiet_s) > 0.0:
+            self._told_s = wanted_s
+            self._tell(wanted_s)
 
     def _raise(self, to_s: float) -> None:
         """Tell it to hold more, but never more than it does: it would stretch speech until it did. Nor ever less in speech: it would hurry."""

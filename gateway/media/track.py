@@ -152,7 +152,8 @@ class OpusTrack(MediaStreamTrack):
         if not speech:
             # Whoever plays to nobody needs a moment to be heard again, and keeps what it held.
             was_new = self.reserve.new
-            self._lacks_s, self._sparse = 0.0, not self._line.paused and self.reserve.quiet(now_s)
+            holds_s = self._depth_s + self._pacer.behind_s(now_s)
+            self._lacks_s, self._sparse = 0.0, not self._line.paused and self.reserve.quiet(holds_s, now_s)
             if was_new and not self._sparse and not self._line.playout.measured(now_s):
                 # It fills its buffer from now on.
                 self._line.playout.expect(USUAL_DELAY_S)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.media.network import MUCH_S
-from gateway.media.pacer import BURST_PACKETS, GRACE_S, LEAD_S, MEMORY_S, PACKET_S, PACKET_TICKS, RTP_RATE, Pacer, Slot
+from gateway.media.pacer import BURST_PACKETS, GRACE_S, LEAD_S, MEMORY_S, PACKET_S, PACKET_TICKS, REMEMBERS_S, RTP_RATE, Pacer, Slot
 from gateway.media.playout import Playout
 
 EPOCH_S = 1000.0
@@ -140,6 +140,21 @@ def test_after_two_seconds_rtp_time_can_go_back_further() -> None:
         pacer.hurry(-gone_s[-1])
         pacer.sent(pacer.alone(now_s), now_s)
     assert sum(gone_s[:10]) <= MUCH_S + PACKET_S and sum(gone_s) >= 2 * MUCH_S
+
+
+def test_a_packet_made_less_prompt_is_behind_until_the_prompter_ones_are_about_to_be_forgotten() -> None:
+    pacer = Pacer(EPOCH_S)
+    last_s = spurt(pacer, EPOCH_S, 10)[-1].due_s
+    assert pacer.behind_s(last_s) == pytest.approx(0.0, abs=1e-9)
+    pacer.hurry(-0.03)
+    for number in range(1, 12):
+        now_s = last_s + 0.2 * number
+        pacer.sent(pacer.alone(now_s), now_s)
+        # Whole packets: its RTP time is as far back as the clock, or up to half a packet off.
+        assert pacer.behind_s(now_s) == pytest.approx(0.03 if now_s - last_s <= REMEMBERS_S else 0.0, abs=PACKET_S / 2 + 1e-9)
+    assert REMEMBERS_S < MEMORY_S
+    pacer.hurry(0.05)
+    assert pacer.behind_s(now_s) == 0.0
 
 
 def test_heard_follows_the_clock_and_stops_when_dry() -> None:

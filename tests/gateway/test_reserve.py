@@ -7,14 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.reserve import BAND_S, CHUNK_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, STARTS_S, Reserve
+from gateway.media.reserve import BAND_S, CHUNK_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, STARTS_S, STEP_S, Reserve
 
 EVERY_S = 0.2
 QUIET_S, SPEECH_S = 0.02, 0.08
+HELD_S = 0.03
+"""In silence, after a while."""
 START_S = 0.08
 """What a browser wants to hold before it knows its network."""
 reports = st.tuples(
-    st.floats(0.0, 1.0), st.sampled_from(["as told", None, 0.08]), st.floats(0.0, 0.3), st.none() | st.floats(0.0, 0.2), st.booleans(), st.booleans()
+    st.floats(0.0, 1.0),
+    st.sampled_from(["as told", None, 0.08]),
+    st.floats(0.0, 0.3),
+    st.none() | st.floats(0.0, 0.2),
+    st.booleans(),
+    st.floats(-0.1, 0.3),
+    st.booleans(),
 )
 
 
@@ -24,18 +32,19 @@ def test_whatever_is_reported_what_is_told_and_sent_stays_within_bounds(claims, 
     reserve, now_s = Reserve(quiet_s, speech_s, told.append), 0.0
     least_s = min(max(quiet_s, speech_s - MOST_MORE_S), speech_s) - 1e-6
     assert 0.0 <= reserve.least_s <= least_s + 1e-5
-    for wait_s, target, depth_s, network_s, sounding, begins in claims:
+    for wait_s, target, depth_s, network_s, sounding, holds_s, begins in claims:
         now_s += wait_s
         count = len(told)
         reserve.report(told[-1] if target == "as told" else target, depth_s, network_s, sounding, now_s)
         if sounding:
             assert all(before < now <= depth_s for before, now in zip(told[count - 1 :], told[count:], strict=False)), "only more, and what is there"
-        comfort = reserve.quiet(now_s)
+        before_s = told[-1]
+        comfort = reserve.quiet(holds_s, now_s)
         if comfort:
-            assert not sounding and told[-1] == pytest.approx(least_s, abs=1e-4)
+            assert not sounding and told[-1] <= min(before_s, max(least_s, holds_s - BAND_S) + STEP_S + 1e-4)
         if begins:
             assert 0.0 <= reserve.begin(depth_s if comfort else None, now_s) <= max(speech_s - depth_s, 0.0)
-            assert not reserve.quiet(now_s)
+            assert not reserve.quiet(holds_s, now_s)
         assert all(least_s <= each <= speech_s for each in told)
 
 
@@ -50,7 +59,7 @@ def reserve_that_heeds(told: list[float]) -> Reserve:
 def new_reserve(told: list[float] | None = None) -> Reserve:
     """Of a browser that says it can be told; its first packet leaves at one second."""
     reserve = Reserve(QUIET_S, SPEECH_S, [].append if told is None else told.append, can_hold=True)
-    assert reserve.new and reserve.quiet(1.0)
+    assert reserve.new and reserve.quiet(HELD_S, 1.0)
     return reserve
 
 
@@ -58,10 +67,10 @@ def test_a_new_listener_is_sent_comfort_noise_until_it_is_spoken_to() -> None:
     reserve = new_reserve()
     reserve.report(SPEECH_S, 0.01, START_S, False, 1.05)
     for number in range(1, 40):
-        assert reserve.quiet(1.0 + EVERY_S * number)
+        assert reserve.quiet(HELD_S, 1.0 + EVERY_S * number)
         reserve.report(QUIET_S, 0.01, START_S if number < 3 else 0.02, False, 1.0 + EVERY_S * number)
     reserve.begin(0.01, 9.0)
-    assert not reserve.new and not reserve.quiet(9.0)
+    assert not reserve.new and not reserve.quiet(HELD_S, 9.0)
 
 
 def test_what_is_said_to_it_at_once_is_as_much_as_it_wants_before_it_knows_its_network() -> None:
@@ -79,12 +88,12 @@ def test_one_that_does_not_follow_or_has_a_bad_network_is_sent_silence_when_that
     reserve = new_reserve()
     for number in range(6):
         reserve.report(target_s, 0.01, network_s, False, 1.0 + EVERY_S * number)
-        assert reserve.quiet(1.0 + EVERY_S * number) == (EVERY_S * number < STARTS_S)
+        assert reserve.quiet(HELD_S, 1.0 + EVERY_S * number) == (EVERY_S * number < STARTS_S)
 
 
 def test_one_that_reports_nothing_is_sent_silence_after_a_while() -> None:
     reserve = new_reserve()
-    assert reserve.quiet(0.99 + FRESH_S) and not reserve.quiet(1.01 + FRESH_S)
+    assert reserve.quiet(HELD_S, 0.99 + FRESH_S) and not reserve.quiet(HELD_S, 1.01 + FRESH_S)
 
 
 def test_one_that_cannot_be_told_or_is_to_hold_as_much_in_silence_is_not_sent_comfort_noise_at_first() -> None:
@@ -98,7 +107,7 @@ def test_one_that_does_not_follow_is_sent_silence_and_sound_as_before() -> None:
     reserve = Reserve(QUIET_S, SPEECH_S, told.append)
     for number in range(30):
         reserve.report(SPEECH_S, 0.08, None, 10 < number < 20, EVERY_S * number)
-        assert not reserve.quiet(EVERY_S * number)
+        assert not reserve.quiet(HELD_S, EVERY_S * number)
     assert told == [QUIET_S] and reserve.begin(None, 9.0) == 0.0
 
 
@@ -107,21 +116,40 @@ def test_the_lead_that_is_pinned_never_changes() -> None:
     reserve = Reserve(SPEECH_S, SPEECH_S, told.append)
     for now_s, depth_s in ((0.0, 0.08), (1.0, 0.08), (2.0, 0.03), (2.2, 0.03)):
         reserve.report(SPEECH_S, depth_s, None, False, now_s)
-        assert not reserve.quiet(now_s)
+        assert not reserve.quiet(HELD_S, now_s)
     assert told == []
 
 
 def test_silence_becomes_comfort_noise_when_speech_has_faded_and_ends_with_the_next_word_or_without_reports() -> None:
     told: list[float] = []
     reserve = reserve_that_heeds(told)
-    assert told == [QUIET_S] and reserve.quiet(1.0) and not reserve.quiet(1.0 + FRESH_S)
-    assert reserve.begin(0.03, 1.1) == pytest.approx(SPEECH_S - 0.03) and not reserve.quiet(1.1)
+    assert told == [QUIET_S] and reserve.quiet(HELD_S, 1.0) and not reserve.quiet(HELD_S, 1.0 + FRESH_S)
+    assert reserve.begin(0.03, 1.1) == pytest.approx(SPEECH_S - 0.03) and not reserve.quiet(HELD_S, 1.1)
     reserve.report(QUIET_S, 0.07, None, True, 1.2)
     assert told[1:] == [0.07], "what it has by now"
     reserve.report(0.07, 0.08, None, True, 1.4)
     reserve.report(0.08, 0.08, None, False, 1.6)
-    assert not reserve.quiet(1.39 + FADES_S) and told[2:] == [SPEECH_S], "its last word may still sound"
-    assert reserve.quiet(1.41 + FADES_S) and told[3:] == [QUIET_S], "it is known to follow"
+    assert not reserve.quiet(HELD_S, 1.39 + FADES_S) and told[2:] == [SPEECH_S], "its last word may still sound"
+    assert reserve.quiet(HELD_S, 1.41 + FADES_S) and told[3:] == [QUIET_S], "it is known to follow"
+
+
+def test_it_is_told_to_hold_less_only_as_it_does_hold_less() -> None:
+    told: list[float] = []
+    reserve = reserve_that_heeds(told)
+    reserve.begin(HELD_S, 1.1)
+    reserve.report(QUIET_S, SPEECH_S, None, True, 1.2)
+    reserve.report(SPEECH_S, SPEECH_S, None, False, 1.4)
+    del told[:]
+    assert reserve.quiet(SPEECH_S, 1.55) and told == [pytest.approx(SPEECH_S - BAND_S)], "right behind speech: it plays as much behind as in speech"
+    reserve.report(told[-1], SPEECH_S, None, False, 1.6)
+    assert reserve.quiet(SPEECH_S - STEP_S / 2, 1.75) and len(told) == 1
+    assert reserve.quiet(0.05, 1.95) and told[1:] == [pytest.approx(0.05 - BAND_S)]
+    for number in range(30):
+        reserve.report(told[-1], 0.05, None, False, 2.0 + EVERY_S * number)
+        assert reserve.quiet(0.05, 2.15 + EVERY_S * number)
+    assert len(told) == 2, "however long that takes"
+    assert reserve.quiet(QUIET_S + BAND_S + STEP_S / 2, 8.0) and len(told) == 3
+    assert reserve.quiet(0.0, 8.2) and told[3:] == [QUIET_S]
 
 
 def test_what_a_listener_holds_at_least_is_less_than_what_it_holds_in_speech() -> None:
@@ -148,7 +176,7 @@ def test_on_a_bad_network_silence_is_sent_like_sound_and_less_is_held_only_long_
     for number in range(19 + round(PASSES_S / EVERY_S)):
         # Speech from the eleventh to the nineteenth.
         reserve.report(told[-1] if told else SPEECH_S, 0.08, 0.1, 10 < number < 20, EVERY_S * number)
-        assert not reserve.quiet(EVERY_S * number)
+        assert not reserve.quiet(HELD_S, EVERY_S * number)
     assert told == [QUIET_S, SPEECH_S] and reserve.begin(None, 9.0) == 0.0
     reserve.report(SPEECH_S, 0.08, 0.1, False, 9.0 + PASSES_S)
     assert told[2:] == [QUIET_S]
