@@ -165,6 +165,10 @@ class Listener:
                         return event
                 await asyncio.sleep(0.005)
 
+    def told(self) -> list[int]:
+        """How much it was told to hold, one after the other, in milliseconds; but for what `channel_event` took."""
+        return [event["target_ms"] for event in self.events if event["type"] == "hold"]
+
     @property
     def samples(self) -> NDArray[np.int16]:
         return np.concatenate(self._samples) if self._samples else np.zeros(0, np.int16)
