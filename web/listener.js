@@ -9,6 +9,9 @@ const UNMUTE_LOOK_MS = 5;
 const BROKEN_MS = 1500; // without a sign of the gateway, on top of the seconds after which the browser says so
 const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
 const LINGERS_MS = 300; // what was over for the gateway may still sound here for a moment
+const COLD_MS = 2000; // at the most, until an output plays that has not for a while
+const LOOK_MS = 10;
+const FLOW_MS = 40; // a browser counts anew every 50 ms
 const RINGS_TICKS = 2 * PACKET_TICKS; // what a decoder makes of the silence behind speech still sounds of it
 
 /** Receives a session's speech over WebRTC. Make it, `prepare` it while the WebSocket is still opening, then `connect`. */
@@ -101,6 +104,24 @@ export class Listener {
     this.#receiver.transport.addEventListener("statechange", () => this.#check());
     this.#peer.addEventListener("connectionstatechange", () => this.#check());
     await this.play();
+    await this.#flow(signal);
+    this.#reports.begin();
+  }
+
+  /** Waits until the output takes sound at its pace. One that has slept takes a first piece and then nothing for up to a second, and the
+   * receiver would hurry through what has come by then. @param {AbortSignal} signal */
+  async #flow(signal) {
+    const until = performance.now() + COLD_MS;
+    /** @type {any} */
+    let before = null;
+    while (this.#audio && !this.#audio.paused && !signal.aborted && performance.now() < until) {
+      /** @type {any} */
+      const counters = await this.stats();
+      const ms = counters && before ? counters.timestamp - before.timestamp : 0;
+      if (ms >= FLOW_MS && (counters.totalSamplesDuration - before.totalSamplesDuration) * 2000 > ms) return;
+      if (counters?.totalSamplesDuration && (!before || ms >= FLOW_MS)) before = counters;
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    }
   }
 
   /** Starts the audio element; call it in a click after `onblocked`. */

@@ -14,6 +14,7 @@ export class Reports {
   #paused;
   #channel;
   #timer = 0;
+  #begun = false;
   #count = 0;
   #pingedAt = 0;
   /** @type {number | null} */
@@ -27,7 +28,7 @@ export class Reports {
     this.#receiver = receiver;
     this.#paused = paused;
     this.#channel = peer.createDataChannel("events");
-    this.#channel.onopen = () => (this.#timer = setInterval(() => this.report(), EVERY_MS));
+    this.#channel.onopen = () => this.#begun && this.begin();
     this.#channel.onclose = () => this.close();
     this.#channel.onmessage = ({ data }) => this.#receive(JSON.parse(data));
   }
@@ -45,6 +46,15 @@ export class Reports {
     return this.playhead?.rtpTime ?? this.#lastRtpTime;
   }
 
+  /** Reports leave from now on: the listener hears what is played, or says that it is paused. The gateway waits for the first one with what
+   * is to be said. */
+  begin() {
+    this.#begun = true;
+    if (this.#channel.readyState !== "open") return;
+    this.#timer = setInterval(() => this.report(), EVERY_MS);
+    this.report();
+  }
+
   close() {
     clearInterval(this.#timer);
     this.#channel.onclose = null;
@@ -53,6 +63,7 @@ export class Reports {
 
   /** One more, besides those that leave by themselves: something has changed. */
   async report() {
+    if (!this.#begun) return;
     if (this.#count++ % PING_EVERY === 0) {
       this.#pingedAt = performance.now();
       this.#send({ type: "ping" });
@@ -60,12 +71,13 @@ export class Reports {
     const paused = this.#paused();
     // A pause is told at once: what is played until the gateway knows is heard by nobody.
     const counters = paused ? null : inbound(await this.#receiver.getStats());
-    // Last, for it is the part that goes out of date.
+    // Last, for it is the part that goes out of date. An output that has slept took the first packet, and stood still.
     const { rtpTime, ageMs } = this.playhead ?? { rtpTime: null, ageMs: 0 };
+    const playedMs = (counters?.totalSamplesDuration ?? Infinity) * 1000;
     this.#send({
       type: "stats",
       rtp_time: rtpTime,
-      age_ms: ageMs,
+      age_ms: Math.min(ageMs, playedMs),
       received: counters?.packetsReceived ?? 0,
       concealed_ms: concealedMs(counters),
       ...this.#buffer(counters),

@@ -109,6 +109,11 @@ class Pacer:
         self._anchor_s -= by_s
         self._epoch_s -= by_s
 
+    def stood(self, for_s: float) -> None:
+        """The listener's clock has stood still for so long: what comes is due so much later, and for it no less prompt than what came before."""
+        self.hurry(-for_s)
+        self._promptest = deque((left_s, prompt_s - for_s) for left_s, prompt_s in self._promptest)
+
     def sent(self, slot: Slot, now_s: float) -> None:
         """The packet has left in this slot."""
         if slot.starts_spurt:

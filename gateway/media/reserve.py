@@ -36,6 +36,10 @@ START_HOLDS_S = 0.085
 """As much it is to have in speech before that: it then wants to hold 80 ms whatever it was told, and would stretch speech until it does."""
 START_SOON_S = 0.006
 """It plays its first packet about so long after that was sent."""
+COLD_S = 2.5
+"""For so long its first report is waited for."""
+REPORTS_AFTER_S = 0.1
+"""It has played for about so long when it first reports."""
 CHUNK_S = 0.08
 """What an engine makes at once at the least."""
 
@@ -64,6 +68,12 @@ class Reserve:
         self._reported_s = self._sounded_s = float("-inf")
 
     @property
+    def awaited(self) -> bool:
+        """Whether it is yet to say that it hears what is played: an output that has slept may play nothing for a second, and what has come by
+        then is hurried through."""
+        return self.new and self._reported_s == float("-inf")
+
+    @property
     def least_s(self) -> float:
         """How long a packet that leaves in silence is to wait there: a packet less than it is told to hold."""
         return max(self._quiet_s - 0.02, 0.0)
@@ -76,6 +86,9 @@ class Reserve:
     def report(self, target_s: float | None, depth_s: float, network_s: float | None, sounding: bool, now_s: float) -> None:
         """The listener's word for what it was told to hold, how long what it played lately had waited there (0: it played nothing), and how long
         it would have for the network's sake; `sounding`: there is speech that it has not heard yet."""
+        if self.awaited:
+            # Its receiver's clock has stood still as long as its output.
+            self._came_s = now_s - REPORTS_AFTER_S
         self._network.report(network_s)
         as_told = target_s is not None and abs(target_s - self._told_s) < STEP_S / 2
         self._steady = depth_s > 0.0 and abs(depth_s - self._depth_s) <= BAND_S
@@ -124,7 +137,7 @@ class Reserve:
         if self._came_s is None:
             self._came_s = now_s
         silent = self._reported_s == float("-inf")
-        fresh = now_s - max(self._reported_s, self._came_s) < FRESH_S
+        fresh = now_s - self._came_s < COLD_S if silent else now_s - self._reported_s < FRESH_S
         return fresh and (self._starts(now_s) or (self._network.bearable and (self._heeds or silent)))
 
     def _faded(self, now_s: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from gateway.media.line import OpusLine
 from gateway.media.opus import PACKET_BYTES, OpusEncoder
 from gateway.media.pacer import LEAD_S, RTP_RATE, RTP_WRAP, Pacer, Slot
 from gateway.media.playhead import USUAL_DELAY_S, Packet
-from gateway.media.reserve import START_SOON_S, Reserve
+from gateway.media.reserve import COLD_S, START_SOON_S, Reserve
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,16 @@ class OpusTrack(MediaStreamTrack):
         self._gap = False
         self._last: int | None = None
         self._origin: int | None = None
+        self._reported = asyncio.Event()
+
+    def report(self, target_s: float | None, depth_s: float, network_s: float | None, now_s: float) -> None:
+        """The listener reports: see Reserve."""
+        if self.reserve.awaited and self._line.playout.measured(now_s) and self._depth_s - START_SOON_S > LOOSE_S:
+            stood_s = self._depth_s - START_SOON_S
+            self._pacer.stood(stood_s)
+            self._line.playout.hurried(-stood_s)
+        self.reserve.report(target_s, depth_s, network_s, self._line.sounding(now_s), now_s)
+        self._reported.set()
 
     def on_wire(self, rtp_time: int) -> int | None:
         """The timestamp that goes with a time of ours; None until a packet has left."""
@@ -70,13 +81,13 @@ class OpusTrack(MediaStreamTrack):
     async def recv(self) -> av.Packet[Any]:
         """The next packet, when it is due. Raises MediaStreamError when the track has ended, and nothing else:
         aiortc would stop sending for good while the connection stays up."""
+        if self._origin is None and self._last is not None and self.wire_time is not None:
+            self._origin = (self.wire_time() - self._last) % RTP_WRAP
         while self.readyState == "live" and await self._line.ready(self):
             opens = self._sparse and self._last is None
             slot, late = self._open() if opens else await (self._alone() if self._sparse else self._in_turn())
             now_s = time.monotonic()
-            if self._origin is None and self._last is not None and self.wire_time is not None:
-                self._origin = (self.wire_time() - self._last) % RTP_WRAP
-            packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s, speech=not opens)
+            packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s, speech=not self.reserve.awaited)
             if packet is None and not self._line.awake(now_s):
                 continue
             self._pacer.sent(slot, now_s)
@@ -103,9 +114,14 @@ class OpusTrack(MediaStreamTrack):
     async def _alone(self) -> tuple[Slot, bool]:
         """The place of the first packet of speech as soon as it is there, or of more comfort noise."""
         await asyncio.sleep(0)
+        if self.reserve.awaited:
+            # Nothing more until then: its clock stands still as long as its output, and what has come meanwhile would have come all at once.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COLD_S):
+                    await self._reported.wait()
         await self._line.first_by(self._due_s + COMFORT_EVERY_S)
         now_s = time.monotonic()
-        ahead_s = self._go_back(now_s, self._line.queued_s > 0.0)
+        ahead_s = self._go_back(now_s, self._line.queued_s > 0.0 and not self.reserve.awaited)
         if ahead_s > 0.0:
             # Sent now it would be played no sooner, and all that follows would be held for so much longer.
             await asyncio.sleep(ahead_s)
@@ -182,4 +198,5 @@ class OpusTrack(MediaStreamTrack):
     def stop(self) -> None:
         """End the track; the line's audio then waits for the next listener."""
         self._line.detach(self)
+        self._reported.set()
         super().stop()

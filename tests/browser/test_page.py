@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
+import pytest
 
 from tests.browser.conftest import Gateway, OpenDemo
-from tests.browser.matching import RATE, Signal, find, rms
+from tests.browser.matching import RATE, Signal, find, match, rms
 
 SILENT_WITHIN_S = 0.1
+SLEEP = """(sleepsMs) => {
+  const getStats = RTCRtpReceiver.prototype.getStats, from = performance.now();
+  const before = (report) => ({ ...report, totalSamplesDuration: Math.min(report.totalSamplesDuration, 0.01) });
+  RTCRtpReceiver.prototype.getStats = async function () {
+    const stats = await getStats.call(this);
+    if (performance.now() - from > sleepsMs) return stats;
+    return new Map([...stats].map(([id, report]) => [id, report.type === "inbound-rtp" ? before(report) : report]));
+  };
+}"""
+"""As an output that has slept: it has taken one piece of 10 ms by now."""
 LONG_LINE = "This line is long enough to be stopped in the middle."
 
 
@@ -35,6 +48,22 @@ async def test_stop_silences_at_once_and_shows_what_was_heard(wav_gateway: Gatew
     recording = await demo.recording()
     first = recording[find(known, recording) :][: RATE // 5]
     assert rms(first) > 0.7 * rms(known[: RATE // 5]), "the next utterance is still muted at its start"
+
+
+@pytest.mark.parametrize(("sleeps_ms", "ready_ms"), [(900, 900), (60_000, 2000)])
+async def test_it_is_ready_when_its_output_plays_or_has_had_two_seconds(
+    wav_gateway: Gateway, open_demo: OpenDemo, known: Signal, sleeps_ms: int, ready_ms: int
+) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.page.evaluate(SLEEP, sleeps_ms)
+    began_s = time.monotonic()
+    await demo.connect(settles=False)
+    assert ready_ms / 1000 - 0.1 < time.monotonic() - began_s < ready_ms / 1000 + 1.5
+    async for recording in demo.attempts("Said at once."):
+        found = match(known, recording)
+        if not found.problems():
+            break
+    assert found.problems() == []
 
 
 async def test_a_page_closed_in_mid_speech_leaves_nothing_behind(wav_gateway: Gateway, open_demo: OpenDemo) -> None:

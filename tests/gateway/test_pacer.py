@@ -142,6 +142,18 @@ def test_after_two_seconds_rtp_time_can_go_back_further() -> None:
     assert sum(gone_s[:10]) <= MUCH_S + PACKET_S and sum(gone_s) >= 2 * MUCH_S
 
 
+@given(st.floats(0.0, 2.0), st.floats(0.0, 0.5))
+def test_whose_clock_stood_still_gets_the_next_packet_as_much_later_and_takes_none_for_late(stood_s: float, wait_s: float) -> None:
+    pacer, still = Pacer(EPOCH_S), Pacer(EPOCH_S)
+    for each in (pacer, still):
+        each.sent(each.alone(EPOCH_S), EPOCH_S)
+    pacer.stood(stood_s)
+    for each, now_s in ((pacer, EPOCH_S + wait_s + stood_s), (still, EPOCH_S + wait_s)):
+        assert each.behind_s(now_s) == pytest.approx(0.0, abs=PACKET_S / 2 + 1e-9)
+    assert pacer.room_s(EPOCH_S + wait_s + stood_s, MUCH_S) == pytest.approx(still.room_s(EPOCH_S + wait_s, MUCH_S), abs=1e-6)
+    assert abs(pacer.alone(EPOCH_S + wait_s + stood_s).rtp_time - still.alone(EPOCH_S + wait_s).rtp_time) <= PACKET_TICKS
+
+
 def test_a_packet_made_less_prompt_is_behind_until_the_prompter_ones_are_about_to_be_forgotten() -> None:
     pacer = Pacer(EPOCH_S)
     last_s = spurt(pacer, EPOCH_S, 10)[-1].due_s

@@ -10,7 +10,8 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.keys import DRAIN, PEERS, SESSIONS
-from gateway.media.reserve import FADES_S
+from gateway.media.pacer import PACKET_S
+from gateway.media.reserve import COLD_S, FADES_S
 from tests.gateway.matching import align
 from tests.gateway.stand_in import RATE, StandInEngine
 from tests.gateway.test_speech import until
@@ -52,7 +53,10 @@ async def test_a_report_makes_playback_measured_and_its_end_an_estimate_again(co
         told = await speaker.event("playback")
     assert 60 <= told["buffered_ms"] <= 220
     assert told["dry_in_ms"] >= told["buffered_ms"]
-    assert engine.utterances[0].playbacks[-1].measured and engine.utterances[0].playbacks[-1].playing
+    async with asyncio.timeout(2.0):
+        # A machine that stands still makes a listener stand still.
+        while not (engine.utterances[0].playbacks[-1].measured and engine.utterances[0].playbacks[-1].playing):
+            await asyncio.sleep(0.05)
     listener.stop_playing()
     await asyncio.sleep(2.4)
     assert not engine.utterances[0].playbacks[-1].measured
@@ -405,6 +409,32 @@ async def test_who_can_be_told_to_hold_is_sent_comfort_noise_from_the_first_pack
     await asyncio.sleep(0.3)
     _, scores = align(listener.samples, bytes(engine.utterances[0].pcm))
     assert min(scores) >= 0.9
+
+
+@pytest.mark.parametrize("slept_s", [0.1, 1.0])
+async def test_whose_output_sleeps_is_sent_one_packet_and_then_what_follows_where_it_is_when_it_wakes(connect, listen, slept_s: float) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
+    await speaker.send("text.append", text=TEXT)
+    await speaker.send("text.end")
+    await asyncio.sleep(slept_s)
+    assert not listener.arrivals and len(listener.silences) == 1, "its clock stands still"
+    listener.playhead, played_s = 1, 0.07
+    listener.report(buffer_ms=0, target_ms=80, age_ms=played_s * 1000)
+    await speaker.event("utterance.started")
+    await asyncio.sleep(0.2)
+    first_s = (listener.arrivals[0][1] - listener.silences[0][1]) % 2**32 / 48000
+    assert played_s - PACKET_S - 0.01 <= first_s <= played_s + 0.05, "where it is, so that it plays it at once"
+    in_hand_s = (listener.arrivals[4][1] - listener.arrivals[0][1]) % 2**32 / 48000 - (listener.arrivals[4][0] - listener.arrivals[0][0])
+    assert in_hand_s > 0.04, "more of it at once, as for who has just come"
+
+
+async def test_who_could_say_that_it_hears_and_does_not_is_spoken_to_after_a_while(connect, listen) -> None:
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
+    asked_s = time.monotonic()
+    assert (await speaker.say(SHORT))["reason"] == "end"
+    assert COLD_S - 0.5 <= listener.arrivals[0][0] - asked_s <= COLD_S + 0.5
 
 
 async def test_on_a_bad_network_silence_is_sent_like_sound(connect, listen) -> None:

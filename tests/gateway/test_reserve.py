@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.reserve import BAND_S, CHUNK_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, STARTS_S, STEP_S, Reserve
+from gateway.media.reserve import BAND_S, CHUNK_S, COLD_S, FADES_S, FRESH_S, MOST_MORE_S, PASSES_S, SOON_S, STARTS_S, STEP_S, Reserve
 
 EVERY_S = 0.2
 QUIET_S, SPEECH_S = 0.02, 0.08
@@ -79,6 +79,7 @@ def test_what_is_said_to_it_at_once_is_as_much_as_it_wants_before_it_knows_its_n
     assert START_S < first_s + CHUNK_S - 0.02 < START_S + 0.01, "a chunk of 80 ms, and where its first packet is to be"
     assert START_S < 0.03 + reserve.begin(0.03, 1.2) < START_S + 0.01
     later = new_reserve()
+    later.report(SPEECH_S, 0.01, None, False, 1.1)
     later.report(QUIET_S, 0.01, 0.02, False, 1.9)
     assert later.first_waits_s(0.04, 1.9) < 0.0 and later.begin(0.03, 1.9) == pytest.approx(SPEECH_S - 0.03)
 
@@ -91,9 +92,28 @@ def test_one_that_does_not_follow_or_has_a_bad_network_is_sent_silence_when_that
         assert reserve.quiet(HELD_S, 1.0 + EVERY_S * number) == (EVERY_S * number < STARTS_S)
 
 
-def test_one_that_reports_nothing_is_sent_silence_after_a_while() -> None:
+def test_one_that_reports_nothing_is_waited_for_and_sent_silence_after_a_while() -> None:
     reserve = new_reserve()
-    assert reserve.quiet(HELD_S, 0.99 + FRESH_S) and not reserve.quiet(HELD_S, 1.01 + FRESH_S)
+    assert reserve.quiet(HELD_S, 0.99 + COLD_S) and reserve.awaited
+    assert not reserve.quiet(HELD_S, 1.01 + COLD_S) and not reserve.awaited
+
+
+def test_one_that_reports_no_more_is_sent_silence_after_a_while() -> None:
+    reserve = new_reserve()
+    reserve.report(SPEECH_S, 0.01, None, False, 0.9)
+    reserve.report(QUIET_S, 0.01, 0.02, False, 1.1)
+    assert reserve.quiet(HELD_S, 1.09 + FRESH_S) and not reserve.quiet(HELD_S, 1.11 + FRESH_S)
+
+
+def test_only_one_that_says_it_can_be_told_is_waited_for_and_only_until_it_reports() -> None:
+    assert not Reserve(QUIET_S, SPEECH_S, [].append).awaited
+    reserve = new_reserve()
+    assert reserve.awaited
+    reserve.report(SPEECH_S, 0.01, None, False, 3.0)
+    assert not reserve.awaited and reserve.new
+    assert reserve.first_waits_s(0.08, 3.0) > 0.0, "its output has slept until just now, and its receiver knows nothing of its network yet"
+    reserve.report(SPEECH_S, 0.01, None, False, 3.0 + STARTS_S)
+    assert reserve.first_waits_s(0.08, 3.0 + STARTS_S) < 0.0
 
 
 def test_one_that_cannot_be_told_or_is_to_hold_as_much_in_silence_is_not_sent_comfort_noise_at_first() -> None:
