@@ -37,6 +37,10 @@ export class Listener {
   /** @type {number | null} where what was cancelled ends */
   #endsAt = null;
   #audio;
+  /** The output takes sound at its pace. */
+  #awake = false;
+  /** @type {Promise<void> | null} */
+  #waking = null;
   /** @type {URL | undefined} */
   #resource;
   #token = "";
@@ -52,9 +56,10 @@ export class Listener {
     this.#peer = new RTCPeerConnection(configuration);
     this.#receiver = this.#peer.addTransceiver("audio", { direction: "recvonly" }).receiver;
     // A paused element plays to nobody, whatever the receiver does: the gateway waits, and goes on from there. So it does for one that the
-    // browser does not let play yet.
-    this.#reports = new Reports(this.#peer, this.#receiver, () => audio?.paused ?? false);
-    for (const change of ["pause", "play"]) audio?.addEventListener(change, () => this.#reports.report(), { signal: this.#closing.signal });
+    // browser does not let play yet, or whose output has yet to wake.
+    this.#reports = new Reports(this.#peer, this.#receiver, () => !!audio && (audio.paused || !this.#awake));
+    audio?.addEventListener("pause", () => this.#sleep(), { signal: this.#closing.signal });
+    audio?.addEventListener("play", () => this.#wake(), { signal: this.#closing.signal });
     this.#reports.onevent = (event) => this.#follow(event);
     this.stream = new MediaStream([this.#receiver.track]);
   }
@@ -104,17 +109,31 @@ export class Listener {
     this.#receiver.transport.addEventListener("statechange", () => this.#check());
     this.#peer.addEventListener("connectionstatechange", () => this.#check());
     await this.play();
-    await this.#flow(signal);
+    await this.#wake();
     this.#reports.begin();
   }
 
-  /** Waits until the output takes sound at its pace. One that has slept takes a first piece and then nothing for up to a second, and the
-   * receiver would hurry through what has come by then. @param {AbortSignal} signal */
-  async #flow(signal) {
+  #sleep() {
+    this.#awake = false;
+    this.#reports.report();
+  }
+
+  /** Waits until the output takes sound at its pace, and reports. One that has slept takes a first piece and then nothing for up to a second,
+   * and the receiver would hurry through what has come by then. */
+  #wake() {
+    this.#waking ??= this.#flow().finally(() => {
+      this.#waking = null;
+      this.#awake = !this.#audio?.paused;
+      this.#reports.report();
+    });
+    return this.#waking;
+  }
+
+  async #flow() {
     const until = performance.now() + COLD_MS;
     /** @type {any} */
     let before = null;
-    while (this.#audio && !this.#audio.paused && !signal.aborted && performance.now() < until) {
+    while (this.#audio && !this.#audio.paused && !this.#closing.signal.aborted && performance.now() < until) {
       /** @type {any} */
       const counters = await this.stats();
       const ms = counters && before ? counters.timestamp - before.timestamp : 0;

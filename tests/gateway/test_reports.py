@@ -53,10 +53,8 @@ async def test_a_report_makes_playback_measured_and_its_end_an_estimate_again(co
         told = await speaker.event("playback")
     assert 60 <= told["buffered_ms"] <= 220
     assert told["dry_in_ms"] >= told["buffered_ms"]
-    async with asyncio.timeout(2.0):
-        # A machine that stands still makes a listener stand still.
-        while not (engine.utterances[0].playbacks[-1].measured and engine.utterances[0].playbacks[-1].playing):
-            await asyncio.sleep(0.05)
+    # A machine that stands still makes a listener stand still.
+    await until(lambda: engine.utterances[0].playbacks[-1].measured and engine.utterances[0].playbacks[-1].playing)
     listener.stop_playing()
     await asyncio.sleep(2.4)
     assert not engine.utterances[0].playbacks[-1].measured
