@@ -38,7 +38,7 @@ export class Reports {
     const source = this.#receiver.getSynchronizationSources()[0];
     if (!source) return null;
     this.#lastRtpTime = source.rtpTimestamp;
-    return { rtpTime: source.rtpTimestamp, ageMs: Math.max(0, performance.timeOrigin + performance.now() - source.timestamp) };
+    return { rtpTime: source.rtpTimestamp, ageMs: msSince(source.timestamp) };
   }
 
   /** The RTP timestamp of the packet that was played last, long ago or now; null: none was. */
@@ -73,7 +73,7 @@ export class Reports {
     const counters = paused ? null : inbound(await this.#receiver.getStats());
     // Last, for it is the part that goes out of date. An output that has slept took the first packet, and stood still.
     const { rtpTime, ageMs } = this.playhead ?? { rtpTime: null, ageMs: 0 };
-    const playedMs = (counters?.totalSamplesDuration ?? Infinity) * 1000;
+    const playedMs = (counters?.totalSamplesDuration ?? Infinity) * 1000 + msSince(counters?.timestamp ?? 0);
     this.#send({
       type: "stats",
       rtp_time: rtpTime,
@@ -113,6 +113,11 @@ export class Reports {
 export function inbound(stats) {
   for (const report of stats.values()) if (report.type === "inbound-rtp") return report;
   return null;
+}
+
+/** How long ago a time on the browser's clock was, 0 if it is to come. @param {number} timestamp */
+function msSince(timestamp) {
+  return Math.max(0, performance.timeOrigin + performance.now() - timestamp);
 }
 
 /** How far one RTP timestamp is past another, in ticks; they wrap around. @param {number} later @param {number} earlier */
