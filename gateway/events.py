@@ -95,7 +95,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     `rtp_time`: the RTP timestamp of the packet it played last, `age_ms` ago; None: none yet. `received`: packets. `concealed_ms`: sound
     it made up for want of packets, silence excepted. `buffer_ms`: the depth of its jitter buffer, `target_ms` what it is told to hold,
     `network_ms` what it would hold for the network's sake alone (None: it cannot say, or played nothing since its last report).
-    `rtt_ms`: from its `ping` to our `pong`. `paused`: what it receives it plays to nobody, so speech is to wait."""
+    `rtt_ms`: from its `ping` to our `pong`. `paused`: what it receives it plays to nobody, so speech is to wait. `stood_ms`, of the first
+    report: how long its sound output stood still since that packet came; `age_ms` is without that."""
 
     rtp_time: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None
     age_ms: NotNegative = 0.0
@@ -106,6 +107,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     network_ms: NotNegative | None = None
     rtt_ms: NotNegative | None = None
     paused: bool = False
+    stood_ms: NotNegative = 0.0
 
 
 ListenerEvent = Stats | Ping

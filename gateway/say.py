@@ -80,7 +80,12 @@ async def _say(arguments: argparse.Namespace, config: GatewayConfig) -> int:
             text = _once(" ".join(arguments.words)) if arguments.words else standard_input()
             http = await stack.enter_async_context(aiohttp.ClientSession())
             socket = await stack.enter_async_context(await _connect(http, url))
-            await Talk(socket, sink).run(settings, text)
+            try:
+                await Talk(socket, sink).run(settings, text)
+            except BaseException:
+                # Silence at once: to part with the gateway may take a while.
+                await sink.abandon()
+                raise
         await sink.finish()
     finally:
         await sink.abandon()

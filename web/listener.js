@@ -10,6 +10,7 @@ const BROKEN_MS = 1500; // without a sign of the gateway, on top of the seconds 
 const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
 const LINGERS_MS = 300; // what was over for the gateway may still sound here for a moment
 const COLD_MS = 2000; // at the most, until an output plays that has not for a while
+const NOTHING_MS = 500;
 const LOOK_MS = 10;
 const FLOW_MS = 40; // a browser counts anew every 50 ms
 const RINGS_TICKS = 2 * PACKET_TICKS; // what a decoder makes of the silence behind speech still sounds of it
@@ -105,11 +106,14 @@ export class Listener {
     if (canHold && targetMs) this.#receiver.jitterBufferTarget = targetMs;
     await this.#peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
     await this.#connected(signal);
+    await this.play();
+    await this.#wake();
+    this.#closing.signal.throwIfAborted();
+    if (this.#peer.connectionState === "failed" || this.#receiver.transport.state === "closed") throw webrtcFailed();
     this.#up = true;
     this.#receiver.transport.addEventListener("statechange", () => this.#check());
     this.#peer.addEventListener("connectionstatechange", () => this.#check());
-    await this.play();
-    await this.#wake();
+    this.#check();
     this.#reports.begin();
   }
 
@@ -118,7 +122,7 @@ export class Listener {
     this.#reports.report();
   }
 
-  /** Waits until the output takes sound at its pace, and reports. One that has slept takes a first piece and then nothing for up to a second,
+  /** Waits until the output takes sound at its pace, and reports. One that has slept takes a first piece and then nothing, for a second or more,
    * and the receiver would hurry through what has come by then. */
   #wake() {
     this.#waking ??= this.#flow().finally(() => {
@@ -130,12 +134,15 @@ export class Listener {
   }
 
   async #flow() {
-    const until = performance.now() + COLD_MS;
+    // A hidden page looks once a second, and may have no output at all.
+    const began = performance.now();
+    const until = began + (document.hidden ? 0 : COLD_MS);
     /** @type {any} */
     let before = null;
     while (this.#audio && !this.#audio.paused && !this.#closing.signal.aborted && performance.now() < until) {
       /** @type {any} */
       const counters = await this.stats();
+      if (!counters && performance.now() - began > NOTHING_MS) return; // what was sent first was lost
       const ms = counters && before ? counters.timestamp - before.timestamp : 0;
       if (ms >= FLOW_MS && (counters.totalSamplesDuration - before.totalSamplesDuration) * 2000 > ms) return;
       if (counters?.totalSamplesDuration && (!before || ms >= FLOW_MS)) before = counters;

@@ -51,6 +51,7 @@ export class Reports {
   begin() {
     this.#begun = true;
     if (this.#channel.readyState !== "open") return;
+    clearInterval(this.#timer);
     this.#timer = setInterval(() => this.report(), EVERY_MS);
     this.report();
   }
@@ -71,13 +72,16 @@ export class Reports {
     const paused = this.#paused();
     // A pause is told at once: what is played until the gateway knows is heard by nobody.
     const counters = paused ? null : inbound(await this.#receiver.getStats());
-    // Last, for it is the part that goes out of date. An output that has slept took the first packet, and stood still.
+    // Last, for it is the part that goes out of date.
     const { rtpTime, ageMs } = this.playhead ?? { rtpTime: null, ageMs: 0 };
+    // An output that has slept lets the first packet wait, takes it, and stands still.
     const playedMs = (counters?.totalSamplesDuration ?? Infinity) * 1000 + msSince(counters?.timestamp ?? 0);
+    const lastCameMs = msSince(counters?.lastPacketReceivedTimestamp ?? Infinity);
     this.#send({
       type: "stats",
       rtp_time: rtpTime,
       age_ms: Math.min(ageMs, playedMs),
+      stood_ms: counters?.packetsReceived === 1 ? Math.max(0, Math.max(ageMs, lastCameMs) - playedMs) : 0,
       received: counters?.packetsReceived ?? 0,
       concealed_ms: concealedMs(counters),
       ...this.#buffer(counters),

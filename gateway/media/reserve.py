@@ -69,7 +69,7 @@ class Reserve:
 
     @property
     def awaited(self) -> bool:
-        """Whether it is yet to say that it hears what is played: an output that has slept may play nothing for a second, and what has come by
+        """Whether it is yet to say that it hears what is played: an output that has slept may play nothing for a second or more, and what has come by
         then is hurried through."""
         return self.new and self._reported_s == float("-inf")
 

@@ -57,13 +57,18 @@ class OpusTrack(MediaStreamTrack):
         self._last: int | None = None
         self._origin: int | None = None
         self._reported = asyncio.Event()
+        self._transit_s = 0.0
 
-    def report(self, target_s: float | None, depth_s: float, network_s: float | None, now_s: float) -> None:
-        """The listener reports: see Reserve."""
-        if self.reserve.awaited and self._line.playout.measured(now_s) and self._depth_s - START_SOON_S > LOOSE_S:
-            stood_s = self._depth_s - START_SOON_S
-            self._pacer.stood(stood_s)
-            self._line.playout.hurried(-stood_s)
+    def report(
+        self, target_s: float | None, depth_s: float, network_s: float | None, now_s: float, *, stood_s: float = 0.0, transit_s: float = 0.0
+    ) -> None:
+        """The listener reports: see Reserve. `stood_s`: its output stood so long; `transit_s`: what is sent to it takes so long."""
+        if self.reserve.awaited:
+            # For its receiver no time has passed while its output stood, and not what it says first is when that was known here.
+            self._pacer.stood(min(stood_s, COLD_S))
+            self._line.playout.hurried(-min(stood_s, COLD_S))
+            self._line.playout.expect(START_SOON_S - self._pacer.lead_s)
+        self._transit_s = transit_s
         self.reserve.report(target_s, depth_s, network_s, self._line.sounding(now_s), now_s)
         self._reported.set()
 
@@ -87,7 +92,9 @@ class OpusTrack(MediaStreamTrack):
             opens = self._sparse and self._last is None
             slot, late = self._open() if opens else await (self._alone() if self._sparse else self._in_turn())
             now_s = time.monotonic()
-            packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s, speech=not self.reserve.awaited)
+            # Asleep, the line takes speech alone: there is nothing else to be sent first.
+            speech = not self._line.awake(now_s) or not (opens or self.reserve.awaited)
+            packet = self._line.take(self, slot, self.on_wire(slot.rtp_time), now_s, speech=speech)
             if packet is None and not self._line.awake(now_s):
                 continue
             self._pacer.sent(slot, now_s)
@@ -156,7 +163,7 @@ class OpusTrack(MediaStreamTrack):
     @property
     def _depth_s(self) -> float:
         """How long a packet that leaves now would wait there to be played."""
-        return self._pacer.lead_s + self._line.playout.delay_s
+        return self._pacer.lead_s + self._line.playout.delay_s - self._transit_s
 
     def _hurry(self, by_s: float) -> None:
         if by_s:
@@ -168,6 +175,9 @@ class OpusTrack(MediaStreamTrack):
         if not speech:
             # Whoever plays to nobody needs a moment to be heard again, and keeps what it held.
             was_new = self.reserve.new
+            if self._line.paused:
+                # From now on it is sent silence like sound.
+                self.reserve.new = False
             holds_s = self._depth_s + self._pacer.behind_s(now_s)
             self._lacks_s, self._sparse = 0.0, not self._line.paused and self.reserve.quiet(holds_s, now_s)
             if was_new and not self._sparse and not self._line.playout.measured(now_s):

@@ -19,6 +19,10 @@ MOST_PER_S = 10
 STANDS_S = 0.1
 """A receiver that plays goes on to the next packet every 20 ms; one whose playhead is older than this stands still."""
 MOST_RTT_S = 1.0
+RTTS = 25
+"""Reports, five seconds: a page that is busy answers late, the network is as quick as the quickest."""
+ANSWERS_S = 0.03
+"""As late a page answers though nothing but its own start keeps it busy."""
 EARLIEST_S = 0.06
 """The least delay: how long before its time (gateway.media.pacer) a receiver that holds next to nothing plays a packet."""
 ARRIVED_PACKETS = 5
@@ -36,6 +40,7 @@ class Feedback:
         self.refused: Counter[Refusal] = Counter()
         self.pause: Pause | None = None
         self.rtt_s = 0.0
+        self._rtts_s: deque[float] = deque(maxlen=RTTS)
         self.buffer_s = 0.0
         """The depth of its buffer, as it says."""
         self.concealed_s = 0.0
@@ -51,6 +56,11 @@ class Feedback:
         self._concealed: tuple[float, float] | None = None
         """The listener's count, and when it said so."""
 
+    @property
+    def transit_s(self) -> float:
+        """How long a packet is on its way to it, or a little less: more would have it sent too far ahead."""
+        return max(min(self._rtts_s, default=0.0) - ANSWERS_S, 0.0) / 2
+
     def take(self, stats: Stats, rtp_time: int | None, now_s: float) -> Refusal | None:
         """Act on one report. `rtp_time` is its playhead on the pacer's clock, None if it names none. Returns why it was refused."""
         refusal = self._check(rtp_time, now_s)
@@ -61,6 +71,7 @@ class Feedback:
             return refusal
         if stats.rtt_ms is not None and stats.rtt_ms <= MOST_RTT_S * 1000:
             self.rtt_s = stats.rtt_ms / 1000
+            self._rtts_s.append(self.rtt_s)
         self.buffer_s = stats.buffer_ms / 1000
         if stats.paused:
             self._playhead.stand(now_s)

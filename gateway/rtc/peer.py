@@ -213,7 +213,7 @@ class Peer:
         if refusal is None and self.feedback.pause is None:
             target_s = None if stats.target_ms is None else stats.target_ms / 1000
             network_s = None if stats.network_ms is None else stats.network_ms / 1000
-            self._track.report(target_s, stats.buffer_ms / 1000, network_s, now_s)
+            self._track.report(target_s, stats.buffer_ms / 1000, network_s, now_s, stood_s=stats.stood_ms / 1000, transit_s=self.feedback.transit_s)
 
     def _tell_target(self, target_s: float) -> None:
         self.event(Hold(round(target_s * 1000)))

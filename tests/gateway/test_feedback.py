@@ -10,7 +10,7 @@ from gateway.events import Stats
 from gateway.media.opus import PACKET_S, PACKET_SAMPLES, RATE
 from gateway.media.pacer import LEAD_S, LONE_LASTS_S, PACKET_TICKS, Slot
 from gateway.media.playhead import STALE_S, UNTOLD_S, USUAL_DELAY_S, Packet, Pause, Playhead, Share
-from gateway.rtc.feedback import EARLIEST_S, MOST_PER_S, Feedback
+from gateway.rtc.feedback import ANSWERS_S, EARLIEST_S, MOST_PER_S, Feedback
 
 BEGUN_S = 100.0
 
@@ -222,3 +222,14 @@ def test_a_listener_in_comfort_noise_does_not_stand_still_for_a_second_and_its_d
     assert playhead.delay_s == pytest.approx(0.01)
     playhead.hurried(-0.03)
     assert playhead.delay_s == pytest.approx(-0.02)
+
+
+def test_the_way_to_it_is_known_by_its_quickest_answer_lately() -> None:
+    stream = Stream()
+    assert stream.feedback.transit_s == 0.0
+    for number, rtt_s in enumerate([0.3, 0.1, *[0.2] * 24, *[0.4] * 24]):
+        stream.say(BEGUN_S + number, 0, rtt_s=rtt_s)
+        assert stream.feedback.transit_s == pytest.approx(((0.3, *[0.1] * 25, *[0.2] * 24)[number] - ANSWERS_S) / 2)
+    near = Stream()
+    near.say(BEGUN_S, 0, rtt_s=ANSWERS_S - 0.001)
+    assert near.feedback.transit_s == 0.0

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.keys import DRAIN, PEERS, SESSIONS
-from gateway.media.pacer import PACKET_S
 from gateway.media.reserve import COLD_S, FADES_S
 from tests.gateway.matching import align
 from tests.gateway.stand_in import RATE, StandInEngine
@@ -409,22 +408,25 @@ async def test_who_can_be_told_to_hold_is_sent_comfort_noise_from_the_first_pack
     assert min(scores) >= 0.9
 
 
-@pytest.mark.parametrize("slept_s", [0.1, 1.0])
-async def test_whose_output_sleeps_is_sent_one_packet_and_then_what_follows_where_it_is_when_it_wakes(connect, listen, slept_s: float) -> None:
+@pytest.mark.parametrize(("after_s", "stood_s"), [(0.1, 0.0), (0.4, 0.0), (1.0, 0.9)])
+async def test_whose_output_sleeps_is_sent_one_packet_and_then_what_follows_where_it_is_when_it_wakes(
+    connect, listen, after_s: float, stood_s: float
+) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
     await speaker.send("text.append", text=TEXT)
     await speaker.send("text.end")
-    await asyncio.sleep(slept_s)
+    await asyncio.sleep(after_s)
     assert not listener.arrivals and len(listener.silences) == 1, "its clock stands still"
-    listener.playhead, played_s = 1, 0.07
-    listener.report(buffer_ms=0, target_ms=80, age_ms=played_s * 1000)
+    listener.playhead = 1
+    # A long way to it tells nothing of its output: it is not said to have stood.
+    listener.report(buffer_ms=0, target_ms=80, age_ms=60, stood_ms=stood_s * 1000)
     await speaker.event("utterance.started")
     await asyncio.sleep(0.2)
-    first_s = (listener.arrivals[0][1] - listener.silences[0][1]) % 2**32 / 48000
-    assert played_s - PACKET_S - 0.01 <= first_s <= played_s + 0.05, "where it is, so that it plays it at once"
-    in_hand_s = (listener.arrivals[4][1] - listener.arrivals[0][1]) % 2**32 / 48000 - (listener.arrivals[4][0] - listener.arrivals[0][0])
-    assert in_hand_s > 0.04, "more of it at once, as for who has just come"
+    (sent_s, rtp), (first_s, first_rtp), (fifth_s, fifth_rtp) = listener.silences[0], listener.arrivals[0], listener.arrivals[4]
+    waits_s = (first_rtp - rtp) % 2**32 / 48000 - (first_s - sent_s - stood_s)
+    assert -0.03 <= waits_s <= 0.05, "where it is, so that it plays it at once"
+    assert (fifth_rtp - first_rtp) % 2**32 / 48000 - (fifth_s - first_s) > 0.04, "more of it at once, as for who has just come"
 
 
 async def test_who_could_say_that_it_hears_and_does_not_is_spoken_to_after_a_while(connect, listen) -> None:
@@ -433,6 +435,18 @@ async def test_who_could_say_that_it_hears_and_does_not_is_spoken_to_after_a_whi
     asked_s = time.monotonic()
     assert (await speaker.say(SHORT))["reason"] == "end"
     assert COLD_S - 0.5 <= listener.arrivals[0][0] - asked_s <= COLD_S + 0.5
+
+
+async def test_who_never_says_that_it_hears_is_spoken_to_though_nothing_is_sent_meanwhile(connect, gateway, listen) -> None:
+    sessions = gateway.app[SESSIONS]
+    sessions._config = msgspec.structs.replace(sessions._config, awake_s=0.5)
+    speaker = await connect("webrtc")
+    listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
+    await asyncio.sleep(0.7)
+    for _ in range(2):
+        assert (await speaker.say(SHORT))["reason"] == "end"
+        await asyncio.sleep(0.7)
+    assert len(listener.arrivals) > 10
 
 
 async def test_on_a_bad_network_silence_is_sent_like_sound(connect, listen) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 import time
 import wave
@@ -35,6 +36,7 @@ def say(gateway: Client) -> Say:
     async def started(*arguments: str, **environment: str) -> asyncio.subprocess.Process:
         command = [sys.executable, "-m", "gateway", "say", "--gateway", str(gateway.make_url("")), *arguments]
         pipe = asyncio.subprocess.PIPE
+        environment |= {"PYTHONFAULTHANDLER": "1"}
         return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ | environment)
 
     return started
@@ -42,8 +44,14 @@ def say(gateway: Client) -> Say:
 
 async def ended(process: asyncio.subprocess.Process, text: bytes | None = None, status: int = 0) -> tuple[bytes, str]:
     """Give it the rest of its input and wait: what it wrote, and what it said."""
-    async with asyncio.timeout(30):
-        out, said = await process.communicate(text)
+    try:
+        async with asyncio.timeout(30):
+            out, said = await process.communicate(text)
+    except TimeoutError:
+        # Its threads say where they are.
+        process.send_signal(signal.SIGABRT)
+        _, said = await process.communicate()
+        pytest.fail(f"it does not end:\n{said.decode()}")
     assert process.returncode == status, said.decode()
     return out, said.decode()
 
