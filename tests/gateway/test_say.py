@@ -37,9 +37,16 @@ def say(gateway: Client) -> Say:
         command = [sys.executable, "-m", "gateway", "say", "--gateway", str(gateway.make_url("")), *arguments]
         pipe = asyncio.subprocess.PIPE
         environment |= {"PYTHONFAULTHANDLER": "1"}
-        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ | environment)
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ | environment, preexec_fn=interruptible
+        )
 
     return started
+
+
+def interruptible() -> None:
+    """A shell that starts the tests in the background has them ignore interrupts, and all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def ended(process: asyncio.subprocess.Process, text: bytes | None = None, status: int = 0) -> tuple[bytes, str]:
