@@ -10,7 +10,7 @@ const BROKEN_MS = 1500; // without a sign of the gateway, on top of the seconds 
 const FADED_MS = 1500; // after which nothing of what was cancelled is left in the receiver, its concealment included
 const LINGERS_MS = 300; // what was over for the gateway may still sound here for a moment
 const COLD_MS = 2000; // at the most, until an output plays that has not for a while
-const NOTHING_MS = 500;
+const NOTHING_MS = 500; // without a packet: the only one that is sent before the first report was lost
 const LOOK_MS = 10;
 const FLOW_MS = 40; // a browser counts anew every 50 ms
 const RINGS_TICKS = 2 * PACKET_TICKS; // what a decoder makes of the silence behind speech still sounds of it
@@ -142,7 +142,7 @@ export class Listener {
     while (this.#audio && !this.#audio.paused && !this.#closing.signal.aborted && performance.now() < until) {
       /** @type {any} */
       const counters = await this.stats();
-      if (!counters && performance.now() - began > NOTHING_MS) return; // what was sent first was lost
+      if (!counters && performance.now() - began > NOTHING_MS) return;
       const ms = counters && before ? counters.timestamp - before.timestamp : 0;
       if (ms >= FLOW_MS && (counters.totalSamplesDuration - before.totalSamplesDuration) * 2000 > ms) return;
       if (counters?.totalSamplesDuration && (!before || ms >= FLOW_MS)) before = counters;

@@ -59,14 +59,14 @@ class OpusTrack(MediaStreamTrack):
         self._reported = asyncio.Event()
         self._transit_s = 0.0
 
-    def report(
-        self, target_s: float | None, depth_s: float, network_s: float | None, now_s: float, *, stood_s: float = 0.0, transit_s: float = 0.0
-    ) -> None:
+    def report(self, target_s: float | None, depth_s: float, network_s: float | None, now_s: float, *, stood_s: float, transit_s: float) -> None:
         """The listener reports: see Reserve. `stood_s`: its output stood so long; `transit_s`: what is sent to it takes so long."""
         if self.reserve.awaited:
-            # For its receiver no time has passed while its output stood, and not what it says first is when that was known here.
-            self._pacer.stood(min(stood_s, COLD_S))
-            self._line.playout.hurried(-min(stood_s, COLD_S))
+            # For its receiver no time has passed while its output stood. Where it is follows from when its first packet left: its word for that
+            # may have come a long way.
+            stood_s = min(stood_s, COLD_S)
+            self._pacer.stood(stood_s)
+            self._line.playout.hurried(-stood_s)
             self._line.playout.expect(START_SOON_S - self._pacer.lead_s)
         self._transit_s = transit_s
         self.reserve.report(target_s, depth_s, network_s, self._line.sounding(now_s), now_s)

@@ -66,6 +66,31 @@ async def test_it_is_ready_when_its_output_plays_or_has_had_two_seconds(
     assert found.problems() == []
 
 
+async def test_given_up_while_its_output_wakes_it_does_not_become_ready(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.page.evaluate(SLEEP, 60_000)
+    await demo.page.click("#connect")
+    await demo.page.wait_for_function("document.getElementById('speaker').currentTime > 0")
+    await demo.page.click("#connect")
+    await demo.page.wait_for_timeout(2500)
+    assert await demo.page.get_attribute("body", "data-state") == "closed"
+    assert await demo.page.locator("#problem").is_hidden()
+
+
+async def test_what_waits_for_a_paused_player_waits_for_its_output_too(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
+    demo = await open_demo(wav_gateway.url)
+    await demo.connect()
+    await demo.page.evaluate("speaker.pause()")
+    await demo.page.wait_for_timeout(500)
+    await demo.type("Not heard yet.", delay_ms=1)
+    await demo.page.keyboard.press("Enter")
+    await demo.page.evaluate(SLEEP, 1000)
+    await demo.page.evaluate("speaker.play()")
+    await demo.page.wait_for_timeout(800)
+    assert await demo.page.evaluate("vivavoce.session.tap.audibleAt") == float("-inf")
+    await demo.until("done", 1)
+
+
 async def test_a_page_closed_in_mid_speech_leaves_nothing_behind(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(wav_gateway.url)
     await demo.connect(settles=False)
