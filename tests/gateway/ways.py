@@ -85,15 +85,25 @@ def cut(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
+class Nowhere:
+    """A UDP transport whose process is gone: nothing is sent any more."""
+
+    def sendto(self, data: bytes, addr: tuple[str, int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 async def vanish(listener: Listener) -> None:
     """Its sockets are gone from one moment to the next, as with a process that was killed."""
     listener.stop_playing()
     for transceiver in listener.connection.getTransceivers():
         for protocol in transceiver.receiver.transport.transport._connection._protocols:
             protocol.transport.abort()
-    # What is left of it here; none of it can be sent any more.
-    with contextlib.suppress(ConnectionError):
-        await listener.close()
+            # aiortc says farewell when it is closed, also by a transport that is closed, which asyncio does not allow.
+            protocol.transport = Nowhere()
+    await listener.close()
 
 
 async def clean(place: Place) -> None:
