@@ -8,6 +8,7 @@ import torch
 
 from engine.voice.train import tokenizer
 from engine.voice.train.codec_model import Codec
+from engine.voice.train.corpus import END, NONE, lay_out, spoken_tokens
 from engine.voice.train.data import LABEL_SHIFT
 from engine.voice.train.sizes import (
     ASSISTANT,
@@ -24,7 +25,6 @@ from engine.voice.train.sizes import (
     CodecSizes,
     TalkerSizes,
 )
-from engine.voice.train.talker import END, NONE, lay_out, spoken_tokens
 from engine.voice.train.talker_model import Sampling, Talker, generate, prompt
 
 VOICE = Path(__file__).parents[3] / "engine/voice"
