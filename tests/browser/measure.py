@@ -193,7 +193,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--utterances", type=int, default=40)
     parser.add_argument("--pause", type=float, nargs=2, default=QUIET_S, metavar="SECONDS", help="between utterances: the least and the most")
     parser.add_argument("--embedded", action="store_true", help="the real engine with the embedded voice")
-    parser.add_argument("--rough", default="", metavar="JITTER_MS,LOSS[,STALL_S]", help="a network between, see tests.browser.rough")
+    parser.add_argument("--rough", default="", metavar="JITTER_MS,LOSS[,STALL_S[,DELAY_S]]", help="a network between, see tests.browser.rough")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the gateway")
     return parser.parse_args(argv)
 
