@@ -14,7 +14,7 @@ test: $(VENV)/.dev system
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: $(VENV)/.dev
-	VIVAVOCE_SOAK=10 $(BIN)/python -m pytest tests/engine/test_simulate.py tests/engine/test_scheduler.py tests/engine/test_playback.py $(ARGS)
+	VIVAVOCE_SOAK=10 $(BIN)/python -m pytest -m hypothesis tests/engine tests/gateway $(ARGS)
 
 screenshots: $(VENV)/.dev system
 	VIVAVOCE_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/browser/test_demo.py -k screenshots

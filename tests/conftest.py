@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from engine.model.checkpoint import Checkpoint, load_checkpoint
 
 FIXTURES = Path(__file__).parent / "fixtures"
+SOAK = int(os.environ.get("VIVAVOCE_SOAK", "0"))
+"""`make soak`: property tests look at so many times more examples, other ones at each run. 0, as in an ordinary run: the same ones each time."""
+
+# A machine that stands still for a moment is no fault, so nothing here has a deadline. An ordinary run finds a fault or does not by what is in
+# the tree and not by chance; the soak is for looking further.
+settings.register_profile(
+    "vivavoce",
+    deadline=None,
+    derandomize=not SOAK,
+    max_examples=100 * max(1, SOAK),
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=bool(SOAK),
+)
+settings.load_profile("vivavoce")
 
 
 @pytest.fixture(autouse=True, scope="session")

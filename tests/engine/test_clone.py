@@ -329,8 +329,8 @@ class Spoken:
 
     def __init__(self, base: Checkpoint, store: VoiceStore, config: EngineConfig = CONFIG) -> None:
         self.events: list[Event] = []
-        self.loop = EngineLoop(Stages(base, config, store), config, lambda client, event: self.events.append(event))
         self.now_s = 0.0
+        self.loop = EngineLoop(Stages(base, config, store), config, lambda client, event: self.events.append(event), lambda: self.now_s)
 
     def open(self, number: int, voice: str | None, *, live: bool = False, frames: int = 10, whole_text: bool = False) -> None:
         request = SpeechRequest(voice=voice, live=live, whole_text=whole_text, pace="file", max_frames=frames, sampling=Sampling(greedy=True))

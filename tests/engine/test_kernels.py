@@ -353,7 +353,7 @@ def test_without_a_compiler_one_line_says_so(compiler: str, monkeypatch: pytest.
 @needs_compiler
 def test_a_broken_compiler_is_not_fatal_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kernels._load("--no-such-flag") is None
+    assert kernels._load.__wrapped__("--no-such-flag") is None
     assert "install" in caplog.text
     assert list((tmp_path / "vivavoce").iterdir()) == []
 
@@ -375,7 +375,7 @@ def test_a_user_without_a_home_has_them_compiled_and_is_told(
     homeless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert kernels._load("-O0 -DHOMELESS") is not None
+    assert kernels._load.__wrapped__("-O0 -DHOMELESS") is not None
     assert "has no home" in caplog.text and "XDG_CACHE_HOME" in caplog.text
     assert len(list(tmp_path.glob("vivavoce-*/kernels-*.so"))) == 1
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import replace
+from functools import partial
 
+import pytest
+
+from engine import resting
+from engine import scheduler as scheduler_module
 from engine.config import LATENCY
 from engine.messages import SpeechRequest
 from engine.playback import PlaybackClock
 from engine.request import Utterance
 from engine.scheduler import Launch, Scheduler, Stage, StageCosts
 from engine.turns import turn_s
+from tests.engine.effort import lines
 
 RATE, FRAME = 24_000, 1920
 CONFIG = replace(LATENCY, buckets=(1, 2, 4, 8), first_frames=1, chunk_frames=(1, 2, 4))
@@ -150,10 +155,12 @@ def test_a_slow_codec_gets_chunks_it_can_sustain() -> None:
     assert launch is not None and (launch.stage, launch.frames) == (Stage.CODEC, 2)
 
 
-def test_choosing_a_launch_costs_a_fast_device_little() -> None:
-    """A launch takes a GPU 1 to 4 ms. On the 2 shared cores of a continuous-integration machine: twice what it takes alone."""
-    assert statistics.median(turn_s(50, 100)) < 300e-6
-    assert statistics.median(turn_s(800, 100)) < 3e-3
+@pytest.mark.parametrize(("streams", "most"), [(50, 3_100), (800, 24_500)])
+def test_choosing_a_launch_costs_a_fast_device_little(streams: int, most: int) -> None:
+    """A launch takes a GPU 1 to 4 ms. What choosing takes in seconds, `python -m engine bench` says; here its lines of Python are counted, those
+    of a hundred launches of streams that have settled: a third more than they are."""
+    settled, further = (lines(partial(turn_s, streams, turns), scheduler_module, resting) for turns in (0, 100))
+    assert (further - settled) / 100 < most
 
 
 def test_a_bucket_half_full_of_padding_is_not_taken_where_it_costs_more_than_a_second_launch() -> None:

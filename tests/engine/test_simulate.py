@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,8 +13,9 @@ from engine.config import LATENCY
 from engine.request import Utterance
 from engine.scheduler import Launch, ReadyWork, Scheduler, Stage, StageCosts
 from engine.simulate import POLICIES, Arrival, Durations, FirstCome, percentile, poisson, simulate
+from tests.conftest import SOAK
 
-SOAK = int(os.environ.get("VIVAVOCE_SOAK", "1"))
+MORE = max(1, SOAK)
 """So many times more worlds (`make soak`)."""
 CONFIG = replace(LATENCY, buckets=(1, 2, 4, 8), slots=8)
 
@@ -94,7 +94,7 @@ class Watched(Scheduler):
         return launch
 
 
-@settings(max_examples=400 * SOAK, deadline=None)
+@settings(max_examples=400 * MORE, deadline=None)
 @given(ARRIVALS, st.sampled_from([0.3, 1.0, 3.0, 10.0]))
 def test_in_any_world_everyone_is_spoken_to_the_end(arrivals: list[Arrival], scale: float) -> None:
     """Also on a device far slower than it seemed when they were admitted: late, but to the end, every frame once and in order."""
@@ -105,7 +105,7 @@ def test_in_any_world_everyone_is_spoken_to_the_end(arrivals: list[Arrival], sca
         assert not any(outcome.refused for outcome in run.outcomes)
 
 
-@settings(max_examples=100 * SOAK, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(st.lists(st.floats(0.0, 2.0), min_size=2, max_size=12))
 @example([0.0] * 6)
 def test_a_device_known_to_be_too_slow_refuses_rather_than_break_what_it_has_begun(at_s: list[float]) -> None:
@@ -131,7 +131,7 @@ DOWNLOADS = st.lists(
 )
 
 
-@settings(max_examples=100 * SOAK, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(st.lists(st.floats(0.0, 4.0), min_size=1, max_size=2), DOWNLOADS)
 @example([1.0], [Arrival(0.0, 1000, "file") for _ in range(8)])
 @example([1.0], [Arrival(0.999, 20, "file", prefill=64)])
@@ -147,7 +147,7 @@ def test_downloads_delay_a_live_first_sound_by_two_quanta_at_most(at_s: list[flo
         assert pace.ttfa_s <= without.ttfa_s + 2 * quantum_s
 
 
-@settings(max_examples=200 * SOAK, deadline=None)
+@settings(max_examples=200 * MORE, deadline=None)
 @given(ARRIVALS)
 def test_a_device_with_room_leaves_no_gap(arrivals: list[Arrival]) -> None:
     """Eight streams need half of this device: every listener whose text is there hears an unbroken utterance."""

@@ -1,12 +1,21 @@
-"""Two repairs of Triton 3.6's interpreter, so that the kernels can be tested without a GPU."""
+"""Two repairs of Triton 3.6's interpreter, so that the kernels can be tested without a GPU; and random numbers that do not hang on the order of
+tests."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 from engine.kernels.gpu import INTERPRETED, tl, triton
+from tests.engine.gpu import device
+
+
+@pytest.fixture(autouse=True)
+def seeded_here(seeded: int) -> None:
+    device.reseed(seeded)
+
 
 if INTERPRETED and triton is not None:
     from triton.runtime import interpreter

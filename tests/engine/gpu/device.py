@@ -11,6 +11,11 @@ TYPES = [torch.float32, torch.bfloat16]
 _generator = torch.Generator().manual_seed(11)
 
 
+def reseed(seed: int) -> None:
+    """What `random` draws from now on follows from `seed`."""
+    _generator.manual_seed(seed)
+
+
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=_generator).to(DEVICE, dtype)
 

@@ -78,14 +78,14 @@ def test_letters_and_answers_come_to_their_places(take_letter: Any, fill: Any, a
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
         assert flight.done()
-        assert 0.0 <= flight.results().seconds < 60.0
+        assert flight.results().seconds >= 0.0
         for result, array in zip(results, flight.results().arrays, strict=True):
             assert torch.equal(torch.from_numpy(array), result.cpu())
 
 
 def test_a_letter_is_not_written_before_the_launch_that_had_its_place_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Post(torch.device("cpu"), MOST_ROWS, 64, [])
-    monkeypatch.setattr(graphs.time, "monotonic", itertools.count(step=graphs.ASK_S / 3).__next__)
+    monkeypatch.setattr(graphs, "time", SimpleNamespace(monotonic=itertools.count(step=graphs.ASK_S / 3).__next__))
     asked = []
 
     def query() -> bool:
@@ -115,7 +115,7 @@ def test_a_device_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPatch, ho
             raise torch.AcceleratorError("an illegal memory access was encountered")
         return how == "forgets" and not works
 
-    monkeypatch.setattr(graphs.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(graphs, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=query))
     flight = InFlight(1, there.lines[1], ())
     for _ in range(10):
