@@ -48,7 +48,7 @@ _ERRORS = {kind.code: kind for kind in (EngineUnavailable, Overloaded, Utterance
 class EngineUtterance:
     """One utterance in the making. Iterate it for `Started`, `AudioChunk`s and one `Done`; `EngineError` is raised where the engine failed it.
 
-    All methods return at once and may be called in any order; after `Done` they do nothing."""
+    All methods return at once and may be called in any order; once it has ended they say nothing to the engine."""
 
     def __init__(self, client: EngineClient, number: int) -> None:
         self.number = number
@@ -70,8 +70,10 @@ class EngineUtterance:
             self._client._send(Finish(self._client.epoch, self.number))
 
     def cancel(self) -> None:
-        """Stop now: chunks already queued here are dropped, `Done(reason="cancelled")` follows from the engine."""
+        """Stop now: chunks already queued here are dropped. `Done(reason="cancelled")` follows, or the end that has come already."""
         if self.ended:
+            while len(self._events) > 1:
+                self._events.popleft()
             return
         self._events.clear()
         self._client._cancelled.add(self.number)

@@ -95,6 +95,17 @@ async def test_cancel_drops_what_is_queued_and_ends_once(client: EngineClient) -
     await listen(say(client, "one"))
 
 
+async def test_cancel_of_one_that_has_ended_drops_what_is_queued_too(client: EngineClient) -> None:
+    utterance = say(client, "one", pace="file")
+    async with asyncio.timeout(120):
+        while not utterance.ended:  # noqa: ASYNC110 - it says so to nobody before it is read
+            await asyncio.sleep(0.01)
+        utterance.cancel()
+        rest = [event async for event in utterance]
+    assert [type(event) for event in rest] == [Done] and isinstance(rest[0], Done) and rest[0].reason == "end"
+    utterance.cancel()
+
+
 async def test_a_slow_consumer_is_given_everything(client: EngineClient) -> None:
     utterance = say(client, "the quick brown fox jumps over the lazy dog", pace="file")
     await asyncio.sleep(1.0)
