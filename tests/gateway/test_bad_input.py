@@ -304,7 +304,7 @@ async def test_oversize_frame_closes(connect, config: GatewayConfig) -> None:
 
 async def test_socket_closed_in_mid_speech(connect, engine: StandInEngine) -> None:
     speaker = await connect()
-    await speaker.send("text.append", text="A sentence that takes its time to be said, for it has many words.")
+    await speaker.send("text.append", text="A sentence that takes its time to be said, for it has many words. " * 3)
     await speaker.event("utterance.started")
     await speaker.close()
     await until(lambda: engine.utterances[0].cancelled)

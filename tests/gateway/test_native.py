@@ -109,7 +109,7 @@ async def test_cancel_after_all_was_sent_says_what_was_heard(connect) -> None:
 
 async def test_cancel_says_what_was_heard(connect, engine: StandInEngine) -> None:
     speaker = await connect()
-    text = "This is a rather long sentence that nobody will hear to its end, because it is cut."
+    text = "This is a rather long sentence that nobody will hear to its end, because it is cut. " * 2
     begun_s = time.monotonic()
     await speaker.send("text.append", text=text)
     await speaker.send("text.end")

@@ -127,7 +127,7 @@ async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, lis
     await speaker.say(SHORT)
     lag, scores = align(listener.samples[listened:], bytes(engine.utterances[0].pcm)[2 * heard :])
     # The decoder needs some packets to get into its stride again.
-    assert min(scores) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, "all that was not heard, whatever of it had been sent"
+    assert scores[0] >= 0.5 and min(scores[1:]) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, "all that was not heard, whatever of it had been sent"
     assert lag < 0.5 * RATE
 
 
@@ -237,7 +237,8 @@ async def test_a_listener_that_is_cut_off_is_noticed(connect, listen, gateway, e
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True)
     listener.play()
-    await start(speaker)
+    # The engine is three seconds ahead of what is heard as far as is known, and not to be through with it.
+    await start(speaker, f"{LONG} {LONG}")
     await hears(listener, 45)
     listener.stop_playing()
     receiver = listener.connection.getReceivers()[0]
@@ -344,6 +345,7 @@ async def test_a_listener_is_told_what_is_said(connect, listen) -> None:
     assert await listener.channel_event("utterance.cancelled") == await speaker.event("utterance.cancelled")
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("wish", "target"), [(None, "80"), ("4000", "400"), ("200", "200")])
 async def test_as_much_is_sent_ahead_as_the_listener_is_told_to_hold(connect, gateway, listen, wish: str | None, target: str) -> None:
     peers = gateway.app[PEERS]
@@ -360,6 +362,7 @@ async def test_as_much_is_sent_ahead_as_the_listener_is_told_to_hold(connect, ga
     assert steady[len(steady) * 9 // 10] - steady[len(steady) // 10] < 25, "constant in a spurt"
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("follows", [True, False])
 async def test_who_holds_little_in_silence_is_sent_comfort_noise_then_and_more_ahead_when_speech_begins(connect, listen, follows: bool) -> None:
     speaker = await connect("webrtc")
@@ -406,6 +409,7 @@ async def test_who_holds_little_in_silence_is_sent_comfort_noise_then_and_more_a
     assert listener.told()[-1] == 20
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("can_hold", [True, False])
 async def test_who_can_be_told_to_hold_is_sent_comfort_noise_from_the_first_packet_on(connect, listen, engine: StandInEngine, can_hold: bool) -> None:
     speaker = await connect("webrtc")
@@ -418,6 +422,7 @@ async def test_who_can_be_told_to_hold_is_sent_comfort_noise_from_the_first_pack
     assert min(scores) >= 0.9
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("after_s", "stood_s"), [(0.1, 0.0), (0.4, 0.0), (1.0, 0.9)])
 async def test_whose_output_sleeps_is_sent_one_packet_and_then_what_follows_where_it_is_when_it_wakes(
     connect, listen, after_s: float, stood_s: float
@@ -439,6 +444,7 @@ async def test_whose_output_sleeps_is_sent_one_packet_and_then_what_follows_wher
     assert (fifth_rtp - first_rtp) % 2**32 / 48000 - (fifth_s - first_s) > 0.04, "more of it at once, as for who has just come"
 
 
+@pytest.mark.real_time
 async def test_who_could_say_that_it_hears_and_does_not_is_spoken_to_after_a_while(connect, listen) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
@@ -459,6 +465,7 @@ async def test_who_never_says_that_it_hears_is_spoken_to_though_nothing_is_sent_
     await until(lambda: len(listener.arrivals) > 10)
 
 
+@pytest.mark.real_time
 async def test_on_a_bad_network_silence_is_sent_like_sound(connect, listen) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})

@@ -114,6 +114,7 @@ async def test_text_written_meanwhile_is_said_once(connect, gateway, engine: Sta
     assert "".join(utterance.text for utterance in engine.utterances) == "One. Two. Three. "
 
 
+@pytest.mark.real_time
 async def test_the_listener_hears_no_cut(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)

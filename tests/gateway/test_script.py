@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,7 @@ async def test_heard_text_is_what_was_written(connect, engine: StandInEngine) ->
     assert text[len(heard)].isspace(), "not at a word's end"
 
 
+@pytest.mark.real_time
 async def test_text_cut_off_goes_on_where_it_was(connect, engine: StandInEngine) -> None:
     speaker = await connect()
     engine.cut_after = 9

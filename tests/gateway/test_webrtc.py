@@ -22,6 +22,7 @@ from tests.gateway.matching import align
 from tests.gateway.stand_in import StandInEngine
 
 TEXT = "The quick brown fox jumps over the lazy dog while seven wizards argue."
+LONG = f"{TEXT} {TEXT}"
 SHORT = "Just a few words."
 
 
@@ -40,6 +41,7 @@ def line(gateway, speaker) -> OpusLine:
     return gateway.app[SESSIONS].by_token(speaker.created["token"]).media
 
 
+@pytest.mark.real_time
 async def test_listener_hears_what_the_engine_made(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
@@ -53,6 +55,7 @@ async def test_listener_hears_what_the_engine_made(connect, listen, gateway, eng
     assert gapless(listener.arrivals[:packets], line(gateway, speaker))
 
 
+@pytest.mark.real_time
 async def test_the_stream_starts_with_a_burst_and_goes_on_in_real_time(connect, listen) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
@@ -63,6 +66,7 @@ async def test_the_stream_starts_with_a_burst_and_goes_on_in_real_time(connect, 
     assert -0.01 < (times[-1] - times[0]) - 0.02 * (len(times) - BURST_PACKETS) < 0.5
 
 
+@pytest.mark.real_time
 async def test_silence_fills_the_time_between_utterances(connect, listen, gateway) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
@@ -74,6 +78,7 @@ async def test_silence_fills_the_time_between_utterances(connect, listen, gatewa
     assert gapless(everything, line(gateway, speaker))
 
 
+@pytest.mark.real_time
 async def test_a_stream_nobody_speaks_to_stops_and_its_rtp_time_goes_on(connect, listen, gateway) -> None:
     sessions = gateway.app[SESSIONS]
     sessions._config = msgspec.structs.replace(sessions._config, awake_s=0.3)
@@ -94,6 +99,7 @@ async def test_a_stream_nobody_speaks_to_stops_and_its_rtp_time_goes_on(connect,
     assert abs(ticks / 48000 - (second[0] - first[0])) < 0.08
 
 
+@pytest.mark.real_time
 async def test_utterances_that_wait_follow_without_a_gap(connect, listen, gateway) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
@@ -119,7 +125,8 @@ async def test_done_comes_when_all_has_been_paced_out(connect, listen) -> None:
 async def test_cancel_stops_within_a_packet(connect, listen, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
-    await speaker.send("text.append", text=TEXT)
+    # The engine is three seconds ahead, and not to be through with it.
+    await speaker.send("text.append", text=LONG)
     await speaker.send("text.end")
     await speaker.event("utterance.started")
     await until(lambda: len(listener.arrivals) >= 45)
@@ -130,7 +137,7 @@ async def test_cancel_stops_within_a_packet(connect, listen, engine: StandInEngi
     assert len(listener.arrivals) <= count + 1
     assert cancelled["rtp_until"] == (listener.arrivals[-1][1] + 960) % 2**32
     assert 550 < cancelled["heard_ms"] <= len(listener.arrivals) * 20
-    assert TEXT.startswith(cancelled["heard_text"]) and cancelled["heard_text"]
+    assert LONG.startswith(cancelled["heard_text"]) and cancelled["heard_text"]
     await until(lambda: engine.utterances[0].cancelled)
     listened = len(listener.samples)
     await speaker.say(SHORT)
@@ -271,6 +278,7 @@ async def test_a_stall_of_the_gateway_loses_nothing(connect, listen, gateway, en
     assert min(scores) >= 0.9
 
 
+@pytest.mark.real_time
 async def test_text_behind_an_idle_end_follows_without_a_gap(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
@@ -292,16 +300,18 @@ async def test_text_behind_an_idle_end_follows_without_a_gap(connect, listen, ga
 async def test_cancel_of_a_later_utterance_leaves_the_one_that_sounds(connect, listen, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
-    for text in (SHORT, "Not this one.", "Nor this one."):
+    for text in (TEXT, "Not this one.", "Nor this one."):
         await speaker.send("text.append", text=text)
         await speaker.send("text.end")
     await speaker.event("utterance.started")
+    # They have numbers once the engine has begun them, which it does while the first still sounds.
+    await until(lambda: len(engine.utterances) == 3)
     await speaker.send("cancel", utterance=2)
     for number in (2, 3):
         cancelled = await speaker.event("utterance.cancelled")
         assert (cancelled["utterance"], cancelled["heard_ms"], cancelled["heard_text"]) == (number, 0, "")
     done = await speaker.event("utterance.done")
-    assert (done["utterance"], done["reason"], done["text"]) == (1, "end", SHORT)
+    assert (done["utterance"], done["reason"], done["text"]) == (1, "end", TEXT)
     packets = -(-(len(engine.utterances[0].pcm) // 2 + 156) // 480)
     await until(lambda: len(listener.arrivals) >= packets - 2)
     await asyncio.sleep(0.2)

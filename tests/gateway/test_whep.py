@@ -131,6 +131,7 @@ async def test_no_mutilated_offer_is_an_error_of_ours(connect, listen, gateway) 
     await until(lambda: len(gateway.app[PEERS]._peers) == 1)
 
 
+@pytest.mark.real_time
 async def test_mdns_candidates_do_not_delay_the_answer(connect, gateway, offer) -> None:
     speaker = await connect("webrtc")
     local = "a=candidate:1 1 udp 2113937151 5f2d6d2e-0000-4b1c-9d3c-0f0e0d0c0b0a.local 50000 typ host"

@@ -21,6 +21,7 @@ from tests.gateway.bench.scripted import RATE, Answer, ScriptedServer, tone
 from tests.gateway.conftest import Client, serving
 from tests.gateway.stand_in import StandInEngine
 
+pytestmark = pytest.mark.real_time
 SLACK_S = 0.5
 """What a machine may be late that runs other things as well."""
 TEXT = "Hello there, listener."
