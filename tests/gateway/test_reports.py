@@ -127,7 +127,9 @@ async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, lis
     await speaker.say(SHORT)
     lag, scores = align(listener.samples[listened:], bytes(engine.utterances[0].pcm)[2 * heard :])
     # The decoder needs some packets to get into its stride again.
-    assert scores[0] >= 0.5 and min(scores[1:]) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, "all that was not heard, whatever of it had been sent"
+    assert scores[0] >= 0.5 and min(scores[1:]) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, (
+        "all that was not heard, whatever of it had been sent"
+    )
     assert lag < 0.5 * RATE
 
 
