@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from gateway.media.track import COMFORT, SILENCE
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
+"""For what comes at once, or with speech of ten seconds; a machine may stand still meanwhile."""
+
+
+async def until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - what is watched has no event
+            await asyncio.sleep(0.005)
 
 
 class Speaker:
@@ -87,6 +95,8 @@ class Listener:
         """What came over the data channel."""
         self.playhead = 0
         """How many of the packets that came have been played, as the reports say."""
+        self.reported_s = 0.0
+        """When it said so last."""
         self._packets: list[int] = []
         self._reporting: asyncio.Task[None] | None = None
         self._samples: list[NDArray[np.int16]] = []
@@ -125,6 +135,7 @@ class Listener:
     def report(self, **fields: object) -> None:
         """What a browser says of its playback; `fields` replace some of it."""
         at = min(self.playhead, len(self._packets)) - 1
+        self.reported_s = time.monotonic()
         self.send("stats", **{"rtp_time": self._packets[at] if at >= 0 else None, "received": len(self._packets), **fields})
 
     def play(self, *, behind: int = 4) -> None:
@@ -168,6 +179,23 @@ class Listener:
     def told(self) -> list[int]:
         """How much it was told to hold, one after the other, in milliseconds; but for what `channel_event` took."""
         return [event["target_ms"] for event in self.events if event["type"] == "hold"]
+
+    @property
+    def played_ms(self) -> int:
+        """Speech that it has played, as it said last."""
+        speech = {rtp for _, rtp in self.arrivals}
+        return 20 * sum(rtp in speech for rtp in self._packets[: self.playhead])
+
+    @property
+    def unplayed(self) -> int:
+        """Packets that it had, or has got since, when it last said what it has played."""
+        return len(self._packets) - self.playhead
+
+    @property
+    def sounded(self) -> int:
+        """Packets from the first with sound to the last, with those between that are as silent as silence."""
+        first, last = (self._packets.index(self.arrivals[at][1]) for at in (0, -1))
+        return last - first + 1
 
     @property
     def samples(self) -> NDArray[np.int16]:

@@ -1,6 +1,9 @@
 """A gateway on a real socket, an engine to speak with, a WebSocket client and an aiortc listener.
 
-The engine is the stand-in of stand_in.py; `VIVAVOCE_TEST_ENGINE=ENDPOINT` runs the tests that do not look inside it on another."""
+The engine is the stand-in of stand_in.py; `VIVAVOCE_TEST_ENGINE=ENDPOINT` runs the tests that do not look inside it on another.
+
+A test marked `real_time` measures when something happens by the clock, and can say nothing of a run in which the machine stood still
+(witness.py). If it fails in such a run, that run is void: it is told at the end, and the test is run again. In a run without, it fails."""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -19,8 +23,39 @@ from gateway.config import GatewayConfig
 from gateway.pool import EnginePool
 from tests.gateway.clients import Listener, Speaker
 from tests.gateway.stand_in import StandInEngine
+from tests.gateway.witness import STOOD_S, Witness
 
 Client = TestClient[web.Request, web.Application]
+RUNS = 5
+"""Of a test in real time, at most; the last one counts in any case."""
+VOID = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time: measures by the clock; a run in which the machine stood still is void (tests/gateway/conftest.py)")
+    config.stash[VOID] = []
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    if item.get_closest_marker("real_time") is None:
+        return None
+    hook = item.ihook
+    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for run in range(1, RUNS + 1):
+        with Witness() as witness:
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if not any(report.failed for report in reports) or witness.most_s < STOOD_S or run == RUNS:
+            break
+        item.config.stash[VOID].append(f"{item.nodeid}: the machine stood still for {witness.most_s:.2f} s, so its failure says nothing; run again")
+    for report in reports:
+        hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for line in config.stash[VOID]:
+        terminalreporter.line(line)
 
 
 class Server(TestServer):

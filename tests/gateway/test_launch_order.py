@@ -21,6 +21,7 @@ from gateway.keys import SESSIONS
 from tests.gateway.clients import Listener, Speaker
 from tests.gateway.stand_in import RATE, speech
 
+pytestmark = pytest.mark.real_time
 ROOT = Path(__file__).parents[2]
 FRAME_COST_S = 0.004
 SECONDS = 12

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 import aiohttp
 
-from tests.gateway.stand_in import StandInEngine
+from tests.gateway.clients import PATIENCE_S, until
+from tests.gateway.stand_in import RATE, StandInEngine
 
 
 async def test_text_becomes_pcm(connect, engine: StandInEngine) -> None:
@@ -18,10 +20,11 @@ async def test_text_becomes_pcm(connect, engine: StandInEngine) -> None:
     assert done["duration_ms"] == round(len(speaker.pcm) / 48)
     kinds = [event["type"] for event in speaker.events]
     assert kinds[:3] == ["session.created", "session.updated", "utterance.started"]
-    assert 0 < speaker.events[2]["ttfa_ms"] < 500
+    assert 0 < speaker.events[2]["ttfa_ms"] < PATIENCE_S * 1000
 
 
 async def test_letters_one_at_a_time_are_one_utterance(connect, engine: StandInEngine) -> None:
+    engine.idle_s = PATIENCE_S
     speaker = await connect()
     for letter in "One letter at a time.":
         await speaker.send("text.append", text=letter)
@@ -33,7 +36,7 @@ async def test_letters_one_at_a_time_are_one_utterance(connect, engine: StandInE
     assert bytes(speaker.pcm) == bytes(engine.utterances[0].pcm)
     await speaker.say("And again.")
     rate = engine.utterances[1].request.text_rate
-    assert rate is not None and 25 < rate < 90
+    assert rate is not None and 5 < rate < 90
 
 
 async def test_text_after_the_end_waits_its_turn(connect, engine: StandInEngine) -> None:
@@ -87,11 +90,14 @@ async def test_settings_hold_from_the_next_text_on(connect, engine: StandInEngin
 async def test_cancel_after_all_was_sent_says_what_was_heard(connect) -> None:
     speaker = await connect()
     text = "A sentence of two seconds, sent at once."
+    begun_s = time.monotonic()
     await speaker.say(text)
-    await asyncio.sleep(1.0)
+    sent_s = time.monotonic()
+    await asyncio.sleep(0.5)
+    least_ms = (time.monotonic() - sent_s) * 1000
     await speaker.send("cancel")
     cancelled = await speaker.event("utterance.cancelled")
-    assert cancelled["utterance"] == 1 and 950 < cancelled["heard_ms"] < 1400
+    assert cancelled["utterance"] == 1 and least_ms - 1 <= cancelled["heard_ms"] <= (time.monotonic() - begun_s) * 1000
     assert 0 < len(cancelled["heard_text"]) < len(text)
     await speaker.say("Short.")
     await asyncio.sleep(0.6)
@@ -103,23 +109,24 @@ async def test_cancel_after_all_was_sent_says_what_was_heard(connect) -> None:
 
 async def test_cancel_says_what_was_heard(connect, engine: StandInEngine) -> None:
     speaker = await connect()
-    text = "This is a rather long sentence that nobody will hear to its end, because it is cut."
+    text = "This is a rather long sentence that nobody will hear to its end, because it is cut. " * 2
+    begun_s = time.monotonic()
     await speaker.send("text.append", text=text)
     await speaker.send("text.end")
     await speaker.send("text.append", text="Never heard.")
     await speaker.event("utterance.started")
-    await asyncio.sleep(1.0)
+    await until(lambda: engine.utterances[0].playbacks and engine.utterances[0].playbacks[-1].heard > 0.9 * RATE)
     await speaker.send("cancel")
     cancelled = await speaker.event("utterance.cancelled")
     assert cancelled["utterance"] == 1
-    assert 900 < cancelled["heard_ms"] < 1300
-    assert text.startswith(cancelled["heard_text"]) and 5 <= len(cancelled["heard_text"]) <= 30
+    assert 900 < cancelled["heard_ms"] <= (time.monotonic() - begun_s) * 1000
+    assert text.startswith(cancelled["heard_text"]) and 5 <= len(cancelled["heard_text"]) < len(text)
     heard = len(speaker.pcm)
     await speaker.send("ping")
     await speaker.event("pong")
     assert len(speaker.pcm) == heard, "audio after utterance.cancelled"
-    await asyncio.sleep(0.1)
-    assert engine.utterances[0].cancelled and len(engine.utterances) == 1
+    await until(lambda: engine.utterances[0].cancelled)
+    assert len(engine.utterances) == 1
     done = await speaker.say("The next one works.")
     assert (done["utterance"], done["reason"]) == (2, "end")
 
@@ -130,11 +137,12 @@ async def test_progress_and_playback_follow_the_clock(connect, engine: StandInEn
     await speaker.send("text.end")
     await speaker.event("utterance.done")
     spoken = [event["spoken_ms"] for event in speaker.events if event["type"] == "utterance.progress"]
-    assert len(spoken) >= 15 and spoken == sorted(set(spoken))
-    until = [event["text_until"] for event in speaker.events if event["type"] == "utterance.progress"]
-    assert until == sorted(until) and 0 < until[-1] <= 120
+    assert len(spoken) >= 5 and spoken == sorted(set(spoken))
+    ends = [event["text_until"] for event in speaker.events if event["type"] == "utterance.progress"]
+    assert ends == sorted(ends) and 0 < ends[-1] <= 120
     playbacks = engine.utterances[0].playbacks
-    assert playbacks[-1].heard > 24000 * 3 and playbacks[-1].playing and not playbacks[-1].measured
+    await until(lambda: playbacks[-1].heard > 3 * RATE)
+    assert any(told.playing for told in playbacks) and not any(told.measured for told in playbacks)
 
 
 async def test_sessions_do_not_mix(connect, engine: StandInEngine) -> None:
@@ -150,7 +158,7 @@ async def test_serve_stops_in_good_order(endpoint: str) -> None:
         sys.executable, "-m", "gateway", "serve", "--engine", endpoint, "--port", "0", stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
     assert line.startswith("vivavoce is listening on http://127.0.0.1:")
     async with aiohttp.ClientSession() as http, http.ws_connect(line.split()[-1] + "/v1/speech") as socket:
         await socket.receive_json()
@@ -161,7 +169,7 @@ async def test_serve_stops_in_good_order(endpoint: str) -> None:
         while (message := await socket.receive()).type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
             pass
         assert message.type is aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.GOING_AWAY
-    assert await asyncio.wait_for(process.wait(), 5) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
 async def test_serve_says_why_it_cannot() -> None:

@@ -21,9 +21,11 @@ from gateway.events import Playback
 from gateway.keys import DRAIN, METRICS, SESSIONS
 from gateway.metrics import HeardGaps
 from tests.conftest import FIXTURES
-from tests.gateway.clients import Speaker
+from tests.gateway.clients import PATIENCE_S, Speaker, until
 from tests.gateway.conftest import Client
 from tests.gateway.stand_in import StandInEngine
+
+START_S = 60.0
 
 Serve = Callable[..., Awaitable[tuple[asyncio.subprocess.Process, str]]]
 
@@ -64,12 +66,12 @@ async def test_metrics_count_what_happened(connect, listen, gateway, engine: Sta
     assert seen["vivavoce_errors_total", "code=unknown_voice"] == 1 and seen["vivavoce_refusals_total", "code=nothing_to_say"] == 1
     for via, count in (("websocket", 1), ("webrtc", 2), ("http", 1)):
         assert seen["vivavoce_ttfa_seconds_count", f"via={via}"] == count, via
-        assert 0 < seen["vivavoce_ttfa_seconds_sum", f"via={via}"] < count
+        assert 0 < seen["vivavoce_ttfa_seconds_sum", f"via={via}"] < PATIENCE_S
     gateway.app[SESSIONS].by_token(heard.created["token"]).media.underruns = 3
     assert (await metrics(gateway))["vivavoce_underruns_total", "late=engine"] == 3
     await listener.close()
     await heard.close()
-    await asyncio.sleep(0.2)
+    await until(lambda: gateway.app[SESSIONS].count == 1)
     after = await metrics(gateway)
     assert (after["vivavoce_underruns_total", "late=engine"], after["vivavoce_sessions", ""]) == (3, 1)
 
@@ -85,7 +87,7 @@ async def test_gaps_that_listeners_heard(gateway) -> None:
 
 
 async def test_metrics_of_the_engine(gateway, engine: StandInEngine) -> None:
-    for _ in range(50):
+    for _ in range(300):
         seen = await metrics(gateway)
         if ("vivavoce_engine_slots", "") in seen:
             break
@@ -157,7 +159,7 @@ async def serve(endpoint: str) -> AsyncIterator[Serve]:
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         processes.append(process)
         assert process.stdout is not None
-        line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
+        line = (await asyncio.wait_for(process.stdout.readline(), START_S)).decode()
         return process, line.split()[-1]
 
     yield started
@@ -186,7 +188,9 @@ async def rest(socket: aiohttp.ClientWebSocketResponse) -> tuple[list[dict[str, 
     return events, audio, message
 
 
-async def test_term_lets_what_is_spoken_be_heard_out(serve: Serve) -> None:
+async def test_term_lets_what_is_spoken_be_heard_out(serve: Serve, engine: StandInEngine) -> None:
+    # It waits for the rest of its text.
+    engine.idle_s = PATIENCE_S
     process, address = await serve()
     text = "A sentence that is said to its very end, come what may."
     async with aiohttp.ClientSession() as http:
@@ -209,7 +213,7 @@ async def test_term_lets_what_is_spoken_be_heard_out(serve: Serve) -> None:
     done = [event for event in events if event["type"] == "utterance.done"]
     assert [(event["text"], event["reason"]) for event in done] == [(text, "end")]
     assert last.data == WSCloseCode.GOING_AWAY
-    assert await asyncio.wait_for(process.wait(), 5) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
 async def test_term_does_not_wait_for_text_that_nobody_is_there_to_hear(serve: Serve) -> None:
@@ -233,8 +237,8 @@ async def test_term_does_not_wait_for_text_that_nobody_is_there_to_hear(serve: S
         events, _, last = await rest(heard)
         assert [event["text"] for event in events if event["type"] == "utterance.done"] == texts
         assert "error" not in {event["type"] for event in events}
-    assert await asyncio.wait_for(process.wait(), 5) == 0
-    assert time.monotonic() - begun_s < 10
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
+    assert time.monotonic() - begun_s < 60
 
 
 async def test_term_waits_a_moment_for_a_socket_that_has_broken(serve: Serve) -> None:
@@ -247,7 +251,7 @@ async def test_term_waits_a_moment_for_a_socket_that_has_broken(serve: Serve) ->
         begun_s = time.monotonic()
         assert socket._response.connection is not None and socket._response.connection.transport is not None
         socket._response.connection.transport.abort()
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
         assert time.monotonic() - begun_s > 1
 
 
@@ -257,10 +261,11 @@ async def test_the_last_sample_is_heard_before_the_connection_is_closed(connect,
 
     async def left_s(speaker: Speaker, text: str) -> float:
         """From when all had been heard to the close."""
+        # Not when it is told that it has begun, which may be later than that.
+        begun_s = time.monotonic()
         await speaker.send("text.append", text=text)
         await speaker.send("text.end")
         await speaker.event("utterance.started")
-        begun_s = time.monotonic()
         heard_s = (await speaker.event("utterance.done"))["duration_ms"] / 1000
         while (message := await speaker.socket.receive()).type is not WSMsgType.CLOSE:
             assert message.type is WSMsgType.TEXT
@@ -268,8 +273,8 @@ async def test_the_last_sample_is_heard_before_the_connection_is_closed(connect,
 
     ends = [asyncio.create_task(left_s(speaker, "Said to its end" + "." * length)) for length, speaker in enumerate(speakers)]
     await asyncio.sleep(0.3)
-    await gateway.app[DRAIN].run(10.0)
-    assert min(await asyncio.gather(*ends)) > 0 and max(end.result() for end in ends) < 1.5
+    await gateway.app[DRAIN].run(2 * PATIENCE_S)
+    assert min(await asyncio.gather(*ends)) > 0 and max(end.result() for end in ends) < PATIENCE_S
 
 
 async def test_a_speech_request_is_answered_to_its_end(serve: Serve) -> None:
@@ -278,7 +283,7 @@ async def test_a_speech_request_is_answered_to_its_end(serve: Serve) -> None:
     async with aiohttp.ClientSession() as http, http.post(address + "/v1/audio/speech", json=body) as response:
         process.terminate()
         assert len(await response.read()) == 2 * 1440 * len(body["input"])
-    assert await asyncio.wait_for(process.wait(), 5) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("how", ["limit", "second", "interrupt"])
@@ -291,12 +296,17 @@ async def test_an_end_that_does_not_wait(serve: Serve, how: str) -> None:
         begun_s = time.monotonic()
         process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGTERM)
         if how == "second":
-            await asyncio.sleep(0.3)
+            # Two that it has not seen yet are one.
+            status = 200
+            while status != 503:
+                async with http.get(address + "/ready") as response:
+                    status = response.status
             process.terminate()
         _, _, last = await rest(socket)
         assert last.data == WSCloseCode.GOING_AWAY
-    assert await asyncio.wait_for(process.wait(), 5) == 0
-    assert (0.9 if how == "limit" else 0) < time.monotonic() - begun_s < 4
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
+    # To its end it would take 17 seconds.
+    assert (0.9 if how == "limit" else 0) < time.monotonic() - begun_s < 15
 
 
 async def test_json_logs_of_gateway_and_engine_are_json_alone() -> None:

@@ -12,7 +12,7 @@ from aiortc.contrib.media import MediaBlackhole
 from aiortc.mediastreams import AudioStreamTrack
 
 from gateway.media.playout import Playout
-from tests.gateway.clients import Listener
+from tests.gateway.clients import PATIENCE_S, Listener, until
 from tests.gateway.matching import align
 from tests.gateway.stand_in import RATE, StandInEngine
 
@@ -44,14 +44,14 @@ async def test_a_second_listener_is_refused_where_the_session_says_so(connect, l
     async with gateway.post("/v1/whep", data=offer, headers=bearer(speaker) | {"Vivavoce-Former-Listener": ident[:-1]}) as response:
         assert response.status == 409, "not who it says it was"
     await speaker.say(SHORT)
-    assert len(first.arrivals) > 30
+    await until(lambda: len(first.arrivals) > 30)
     # The same listener on a new connection is no other; and when it has gone, another may come.
     again = await listen(speaker, headers={"Vivavoce-Former-Listener": ident})
     async with gateway.delete(again.location) as response:
         assert response.status == 200
     third = await listen(speaker)
     await speaker.say(SHORT)
-    assert len(third.arrivals) > 30
+    await until(lambda: len(third.arrivals) > 30)
     await other.close()
 
 
@@ -77,14 +77,15 @@ async def test_a_listener_that_is_back_goes_on_behind_what_it_played(connect, li
     _, scores = align(second.samples, rest)
     assert min(scores) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9
     packets = -(-(len(engine.utterances[0].pcm) // 2 + 156) // 480) + -(-(len(engine.utterances[1].pcm) // 2 + 156) // 480)
-    assert packets - played - 2 <= len(second.arrivals) <= packets - played
+    await until(lambda: len(second.arrivals) >= packets - played - 2)
+    assert len(second.arrivals) <= packets - played
 
 
 async def test_what_somebody_else_played_moves_nothing(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     first = await listen(speaker)
     await start(speaker, TEXT)
-    await asyncio.sleep(0.8)
+    await until(lambda: len(first.arrivals) >= 40)
     second = await listen(speaker, headers={"Vivavoce-Former-Listener": "somebody", "Vivavoce-Played-Rtp-Time": str(first.arrivals[0][1])})
     await speaker.event("utterance.done")
     made = len(engine.utterances[0].pcm) // 2 // 480
@@ -116,16 +117,18 @@ async def test_a_pipeline_that_offers_to_send_as_well(connect, gateway, engine: 
     assert "a=sendonly" in answer and "a=sendrecv" not in answer.partition("m=application")[0]
     await connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
     await sink.start()
-    while channel.readyState != "open":  # noqa: ASYNC110 - it is a test
-        await asyncio.sleep(0.01)
+    await until(lambda: channel.readyState == "open")
     done = await speaker.say(TEXT)
     assert (done["reason"], len(heard)) == ("end", 1)
-    received = [entry for entry in (await connection.getReceivers()[0].getStats()).values() if entry.type == "inbound-rtp"]
-    assert received[0].packetsReceived > len(engine.utterances[0].pcm) // 960 - 5
+    async with asyncio.timeout(PATIENCE_S):
+        received = 0
+        while received <= len(engine.utterances[0].pcm) // 960 - 5:
+            stats = (await connection.getReceivers()[0].getStats()).values()
+            received = sum(entry.packetsReceived for entry in stats if entry.type == "inbound-rtp")
+    await until(lambda: any(event["type"] == "utterance.done" for event in said))
     assert [event["type"] for event in said if event["type"] in ("utterance.started", "utterance.done")] == ["utterance.started", "utterance.done"]
     channel.send(json.dumps({"type": "text.append", "text": "Me too."}))
-    while not any(event["type"] == "error" for event in said):  # noqa: ASYNC110 - it is a test
-        await asyncio.sleep(0.01)
+    await until(lambda: any(event["type"] == "error" for event in said))
     assert next(event for event in said if event["type"] == "error")["code"] == "not_allowed"
     assert len(engine.utterances) == 1
     await sink.stop()
@@ -138,22 +141,25 @@ async def test_a_pcm_listener_that_reports_is_believed(connect, engine: StandInE
     await start(speaker, LONG)
     assert not (await speaker.event("playback"))["measured"]
     begun_s = asyncio.get_running_loop().time()
+    played_ms = 0.0
 
     async def play() -> None:
+        nonlocal played_ms
         while True:
-            played_ms = max(0.0, (asyncio.get_running_loop().time() - begun_s - 1.0) * 1000)
-            await speaker.send("playback", utterance=1, played_ms=min(played_ms, 1500), buffered_ms=700)
+            played_ms = min(max(0.0, (asyncio.get_running_loop().time() - begun_s - 1.0) * 1000), 1500)
+            await speaker.send("playback", utterance=1, played_ms=played_ms, buffered_ms=700)
             await asyncio.sleep(0.1)
 
     playing = asyncio.create_task(play())
-    await asyncio.sleep(2.0)
-    told = [await speaker.event("playback") for _ in range(10)][-1]
-    assert told["measured"] and 500 <= told["buffered_ms"] <= 700 and told["dry_in_ms"] > 1500
-    report = engine.utterances[0].playbacks[-1]
-    assert report.measured and report.playing and 0.7 * RATE < report.heard < 1.4 * RATE
-    await asyncio.sleep(1.5)
-    report = engine.utterances[0].playbacks[-1]
-    assert not report.playing and abs(report.heard - 1.5 * RATE) < 100
+    # On a machine that stands still its word may be old for a moment.
+    told = await speaker.event("playback")
+    while not (told["measured"] and 500 <= told["buffered_ms"] <= 700 and told["dry_in_ms"] > 1500):
+        told = await speaker.event("playback")
+    reports = engine.utterances[0].playbacks
+    await until(lambda: reports[-1].measured and reports[-1].heard > 0.7 * RATE)
+    assert any(report.measured and report.playing for report in reports)
+    # Without its word it would be further and further.
+    await until(lambda: not reports[-1].playing and abs(reports[-1].heard - 1.5 * RATE) < 100)
     await speaker.send("cancel")
     cancelled = await speaker.event("utterance.cancelled")
     assert cancelled["measured"] and cancelled["heard_ms"] == 1500

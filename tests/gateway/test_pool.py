@@ -56,7 +56,7 @@ async def test_an_engine_that_dies_is_an_error_and_comes_back() -> None:
         assert (await speaker.event("utterance.done"))["reason"] == "error"
         async with client.get("/ready") as response:
             assert response.status == 503 and (await response.json())["reason"]
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while engines.unready:
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.05)
@@ -73,7 +73,7 @@ async def test_a_first_start_that_fails_is_told_and_not_tried_again(caplog: pyte
     monkeypatch.setattr(pool_module, "BACKOFF_S", (0.01,))
     async with EnginePool(GatewayConfig(), (sys.executable, "-c", "import sys; sys.exit(3)")) as engines:
         with pytest.raises(EngineUnavailable, match="status 3"):
-            await asyncio.wait_for(engines.first_start(), 10)
+            await asyncio.wait_for(engines.first_start(), 60)
         await asyncio.sleep(0.3)
         assert engines.unready == "the engine process ended with status 3"
     assert "trying again" not in caplog.text
@@ -95,7 +95,7 @@ async def test_an_engine_that_never_answers_is_told_and_killed(monkeypatch: pyte
     async with EnginePool(GatewayConfig(engine_start_s=1.0), deaf) as engines:
         with pytest.raises(EngineUnavailable, match="no engine answered"):
             await engines.first_start()
-    assert time.monotonic() - begun_s < 5
+    assert time.monotonic() - begun_s < 30
 
 
 async def test_what_is_set_for_an_engine_reaches_the_one_that_is_started(tmp_path: Path) -> None:
@@ -103,5 +103,5 @@ async def test_what_is_set_for_an_engine_reaches_the_one_that_is_started(tmp_pat
     command = (sys.executable, "-c", f"import pathlib, sys; pathlib.Path({str(told)!r}).write_text(' '.join(sys.argv[1:])); sys.exit(3)")
     async with EnginePool(GatewayConfig(device="cuda:1", profile="throughput", slots=40), command) as engines:
         with pytest.raises(EngineUnavailable):
-            await asyncio.wait_for(engines.first_start(), 10)
+            await asyncio.wait_for(engines.first_start(), 60)
     assert told.read_text().endswith("--device cuda:1 --profile throughput --slots 40")

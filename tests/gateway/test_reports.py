@@ -11,9 +11,9 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.keys import DRAIN, PEERS, SESSIONS
 from gateway.media.reserve import COLD_S, FADES_S
+from tests.gateway.clients import PATIENCE_S, until
 from tests.gateway.matching import align
 from tests.gateway.stand_in import RATE, StandInEngine
-from tests.gateway.test_speech import until
 
 TEXT = "The quick brown fox jumps over the lazy dog while seven wizards argue."
 LONG = f"{TEXT} {TEXT}"
@@ -22,16 +22,24 @@ SHORT = "Just a few words."
 
 @pytest.fixture
 def config(config: GatewayConfig, request: pytest.FixtureRequest) -> GatewayConfig:
-    return msgspec.structs.replace(config, unheard_s=1.0, silent_s=3.0, **getattr(request, "param", {}))
+    """A listener that is away comes back in time, unless a test says otherwise."""
+    return msgspec.structs.replace(config, **{"unheard_s": PATIENCE_S} | getattr(request, "param", {}))
 
 
 def line(gateway, speaker):
     return gateway.app[SESSIONS].by_token(speaker.created["token"]).media
 
 
-def span(listener) -> int:
-    """Packets from the first sound to the last, with those between that are as silent as silence."""
-    return (listener.arrivals[-1][1] - listener.arrivals[0][1]) % 2**32 // 960 + 1
+async def hears(listener, packets: int) -> None:
+    """Until it has got so many packets of speech."""
+    await until(lambda: len(listener.arrivals) >= packets)
+
+
+async def stands(engine: StandInEngine) -> None:
+    """Until the engine has been told that the listener does not play."""
+    await until(lambda: not engine.utterances[0].playbacks[-1].playing)
+    # What was on its way by then.
+    await asyncio.sleep(0.1)
 
 
 async def start(speaker, text: str = LONG) -> None:
@@ -46,22 +54,19 @@ async def test_a_report_makes_playback_measured_and_its_end_an_estimate_again(co
     await start(speaker)
     assert not (await speaker.event("playback"))["measured"]
     listener.play(behind=6)
-    await asyncio.sleep(0.5)
+    # A machine that stands still makes a listener run dry, or stand still.
     told = await speaker.event("playback")
-    while not told["measured"]:
+    while not told["measured"] or not 60 <= told["buffered_ms"] <= 220:
         told = await speaker.event("playback")
-    assert 60 <= told["buffered_ms"] <= 220
     assert told["dry_in_ms"] >= told["buffered_ms"]
-    # A machine that stands still makes a listener stand still.
     await until(lambda: engine.utterances[0].playbacks[-1].measured and engine.utterances[0].playbacks[-1].playing)
     listener.stop_playing()
-    await asyncio.sleep(2.4)
-    assert not engine.utterances[0].playbacks[-1].measured
+    await until(lambda: not engine.utterances[0].playbacks[-1].measured)
     while (await speaker.event("playback"))["measured"]:
         pass
     heard = engine.utterances[0].playbacks[-1].heard
-    await asyncio.sleep(0.5)
-    assert engine.utterances[0].playbacks[-1].heard > heard + 0.2 * RATE, "without reports the estimate runs on"
+    # Without reports the estimate runs on.
+    await until(lambda: engine.utterances[0].playbacks[-1].heard > heard + 0.2 * RATE)
 
 
 async def test_heard_is_what_the_listener_says(connect, listen) -> None:
@@ -69,14 +74,14 @@ async def test_heard_is_what_the_listener_says(connect, listen) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True)
     listener.play(behind=50)
-    await asyncio.sleep(1.2)
     await start(speaker)
-    begun_s = time.monotonic()
-    await asyncio.sleep(2.0)
+    await until(lambda: listener.played_ms >= 800)
+    least_ms, reported_s = listener.played_ms, listener.reported_s
     await speaker.send("cancel")
     cancelled = await speaker.event("utterance.cancelled")
-    expected_ms = (time.monotonic() - begun_s - 1.0) * 1000
-    assert cancelled["measured"] and abs(cancelled["heard_ms"] - expected_ms) < 120
+    # From its last report on it is taken to play on, until the next one.
+    most_ms = listener.played_ms + (time.monotonic() - reported_s) * 1000
+    assert cancelled["measured"] and least_ms - 40 <= cancelled["heard_ms"] <= most_ms + 40
 
 
 async def test_a_frozen_listener_is_sent_no_more_and_goes_on_where_it_was(connect, listen, gateway, engine: StandInEngine) -> None:
@@ -84,11 +89,12 @@ async def test_a_frozen_listener_is_sent_no_more_and_goes_on_where_it_was(connec
     listener = await listen(speaker, channel=True)
     listener.play()
     await start(speaker, TEXT)
-    await asyncio.sleep(0.6)
+    await hears(listener, 25)
     listener.freeze()
-    await asyncio.sleep(0.6)
+    await stands(engine)
+    await until(lambda: line(gateway, speaker).paused)
+    await asyncio.sleep(0.1)
     sent, heard = len(listener.arrivals), engine.utterances[0].playbacks[-1].heard
-    assert not engine.utterances[0].playbacks[-1].playing
     await asyncio.sleep(0.3)
     assert len(listener.arrivals) == sent, "what a frozen receiver is sent overflows it"
     assert engine.utterances[0].playbacks[-1].heard == heard
@@ -105,14 +111,15 @@ async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, lis
     listener = await listen(speaker, channel=True)
     listener.play()
     await start(speaker, TEXT)
-    await asyncio.sleep(0.6)
+    await hears(listener, 25)
     listener.pause()
-    await asyncio.sleep(0.3)
+    await stands(engine)
     sent, silences = len(listener.arrivals), len(listener.silences)
-    await asyncio.sleep(0.4)
-    assert len(listener.arrivals) == sent and len(listener.silences) > silences + 10, "the stream runs on, so that it need not begin anew"
+    # The stream runs on, so that it need not begin anew.
+    await until(lambda: len(listener.silences) > silences + 10)
+    assert len(listener.arrivals) == sent
     heard = engine.utterances[0].playbacks[-1].heard
-    assert not engine.utterances[0].playbacks[-1].playing and 0.3 * RATE < heard < 0.8 * RATE
+    assert not engine.utterances[0].playbacks[-1].playing and 0.3 * RATE < heard <= sent * 480
     listened = len(listener.samples)
     listener.play()
     done = await speaker.event("utterance.done")
@@ -120,21 +127,25 @@ async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, lis
     await speaker.say(SHORT)
     lag, scores = align(listener.samples[listened:], bytes(engine.utterances[0].pcm)[2 * heard :])
     # The decoder needs some packets to get into its stride again.
-    assert min(scores) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, "all that was not heard, whatever of it had been sent"
+    assert scores[0] >= 0.5 and min(scores[1:]) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, (
+        "all that was not heard, whatever of it had been sent"
+    )
     assert lag < 0.5 * RATE
 
 
+@pytest.mark.parametrize("config", [{"unheard_s": 1.0}], indirect=True)
 async def test_a_long_pause_frees_the_engine(connect, listen, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True)
     listener.play()
     await start(speaker)
-    await asyncio.sleep(0.6)
+    await hears(listener, 25)
     listener.pause()
     done = await speaker.event("utterance.done")
     assert done["reason"] == "unheard" and LONG.startswith(done["text"])
+    await until(lambda: engine.utterances[0].cancelled)
     await asyncio.sleep(0.5)
-    assert engine.utterances[0].cancelled and len(engine.utterances) == 1
+    assert len(engine.utterances) == 1
     listener.play()
     rest = await speaker.event("utterance.done")
     assert rest["reason"] == "end" and done["text"] + rest["text"] == LONG
@@ -145,33 +156,34 @@ async def test_somebody_who_takes_over_hears_what_the_first_did_not(connect, lis
     first = await listen(speaker, channel=True)
     first.play()
     await start(speaker, TEXT)
-    await asyncio.sleep(0.8)
+    await hears(first, 35)
     first.freeze()
-    await asyncio.sleep(0.5)
+    await stands(engine)
     told = engine.utterances[0].playbacks[-1].heard
     second = await listen(speaker, channel=True)
     second.play(behind=1)
     await speaker.event("utterance.done")
     made = len(engine.utterances[0].pcm) // 2
-    again = span(second) * 480 - (made - told)
+    again = second.sounded * 480 - (made - told)
     assert 0 <= again <= 0.05 * RATE, "nothing is lost or said twice, but for a packet's rest"
 
 
+@pytest.mark.parametrize("config", [{"unheard_s": 1.0}], indirect=True)
 async def test_a_listener_that_vanishes_frees_the_engine_and_a_later_one_hears_the_rest(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     first = await listen(speaker, channel=True)
     first.play()
     await start(speaker)
-    await asyncio.sleep(1.0)
+    await hears(first, 45)
     first.stop_playing()
-    await first.connection.close()
     left_s = time.monotonic()
+    await first.connection.close()
     done = await speaker.event("utterance.done")
-    assert 0.8 < time.monotonic() - left_s < 1.6
-    await asyncio.sleep(0.1)
-    assert engine.utterances[0].cancelled and len(engine.utterances) == 1
-    assert done["reason"] == "unheard" and 700 < done["duration_ms"] < 1400
-    assert LONG.startswith(done["text"]) and 0 < len(done["text"]) < 40
+    assert time.monotonic() - left_s > 0.95, "it might have come back"
+    await until(lambda: engine.utterances[0].cancelled)
+    assert len(engine.utterances) == 1
+    assert done["reason"] == "unheard" and first.played_ms - 40 <= done["duration_ms"] <= len(first.arrivals) * 20 + 40
+    assert LONG.startswith(done["text"]) and 0 < len(done["text"]) < len(LONG)
     await asyncio.sleep(0.5)
     assert len(engine.utterances) == 1, "nobody is there to hear the rest"
     second = await listen(speaker, channel=True)
@@ -183,6 +195,7 @@ async def test_a_listener_that_vanishes_frees_the_engine_and_a_later_one_hears_t
     assert min(scores) >= 0.9
 
 
+@pytest.mark.parametrize("config", [{"unheard_s": 1.0}], indirect=True)
 async def test_a_drain_waits_for_who_listens_and_no_longer(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True)
@@ -198,8 +211,9 @@ async def test_a_drain_waits_for_who_listens_and_no_longer(connect, listen, gate
     done = await speaker.event("utterance.done")
     assert (done["utterance"], done["reason"]) == (1, "unheard") and LONG.startswith(done["text"])
     assert (await speaker.event("error"))["code"] == "draining"
-    await asyncio.wait_for(drain, 2.0)
-    assert len(engine.utterances) == 1 and engine.utterances[0].cancelled
+    await asyncio.wait_for(drain, PATIENCE_S)
+    await until(lambda: engine.utterances[0].cancelled)
+    assert len(engine.utterances) == 1
 
 
 async def test_a_new_listener_within_the_grace_goes_on_without_the_engine_noticing(connect, listen, engine: StandInEngine) -> None:
@@ -207,7 +221,7 @@ async def test_a_new_listener_within_the_grace_goes_on_without_the_engine_notici
     first = await listen(speaker, channel=True)
     first.play()
     await start(speaker)
-    await asyncio.sleep(1.0)
+    await hears(first, 45)
     await first.close()
     await asyncio.sleep(0.4)
     second = await listen(speaker, channel=True)
@@ -215,27 +229,26 @@ async def test_a_new_listener_within_the_grace_goes_on_without_the_engine_notici
     done = await speaker.event("utterance.done")
     assert (done["utterance"], done["reason"], done["text"]) == (1, "end", LONG)
     assert len(engine.utterances) == 1 and not engine.utterances[0].cancelled
-    missing = len(engine.utterances[0].pcm) // 2 / 480 - span(first) - span(second)
-    assert -20 < missing <= 0, "nothing lost, and no more said twice than lies between two reports"
+    missing = len(engine.utterances[0].pcm) // 2 / 480 - first.sounded - second.sounded
+    assert -first.unplayed - 5 < missing <= 0, "nothing lost, and no more said twice than came behind its last report"
 
 
+@pytest.mark.parametrize("config", [{"unheard_s": 1.0, "silent_s": 3.0}], indirect=True)
 async def test_a_listener_that_is_cut_off_is_noticed(connect, listen, gateway, engine: StandInEngine) -> None:
     """As a killed tab: no word of farewell. Nothing comes from it any more, neither reports nor RTCP."""
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True)
     listener.play()
-    await start(speaker)
-    await asyncio.sleep(1.0)
+    # The engine is three seconds ahead of what is heard as far as is known, and not to be through with it.
+    await start(speaker, f"{LONG} {LONG}")
+    await hears(listener, 45)
     listener.stop_playing()
     receiver = listener.connection.getReceivers()[0]
     receiver._RTCRtpReceiver__rtcp_task.cancel()
-    cut_s = time.monotonic()
     done = await speaker.event("utterance.done")
-    assert done["reason"] == "unheard" and 3.0 < time.monotonic() - cut_s < 7.0
-    assert done["duration_ms"] < 1600, "heard is what was reported, and not what was sent into the void"
-    await asyncio.sleep(0.1)
-    assert engine.utterances[0].cancelled
-    assert gateway.app[PEERS]._peers == {}
+    assert done["reason"] == "unheard" and time.monotonic() - listener.reported_s > 3.0
+    assert done["duration_ms"] <= listener.played_ms + 400, "heard is what was reported, and not what was sent into the void"
+    await until(lambda: engine.utterances[0].cancelled and not gateway.app[PEERS]._peers)
 
 
 async def test_who_only_listens_may_not_speak(connect, listen, engine: StandInEngine) -> None:
@@ -272,12 +285,12 @@ async def test_the_owner_speaks_on_its_data_channel(connect, listen, engine: Sta
     assert (await listener.channel_event("error"))["code"] == "text_too_long"
 
 
-@pytest.mark.parametrize("config", [{"idle_s": 0.6}], indirect=True)
+@pytest.mark.parametrize("config", [{"idle_s": 2.0}], indirect=True)
 async def test_what_the_owner_says_there_keeps_the_session_from_being_idle(connect, listen, config: GatewayConfig, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, token="resume", channel=True)
-    for _ in range(4):
-        await asyncio.sleep(config.idle_s / 2)
+    for _ in range(6):
+        await asyncio.sleep(config.idle_s / 4)
         listener.send("session.update", voice="ryan")
         await listener.channel_event("session.updated")
     await asyncio.sleep(config.idle_s * 0.6)
@@ -328,12 +341,13 @@ async def test_a_listener_is_told_what_is_said(connect, listen) -> None:
     await asyncio.sleep(0.3)
     await start(speaker)
     started = await listener.channel_event("utterance.started")
-    await asyncio.sleep(0.5)
+    await until(lambda: listener.arrivals)
     assert started["rtp_time"] == listener.arrivals[0][1]
     await speaker.send("cancel")
     assert await listener.channel_event("utterance.cancelled") == await speaker.event("utterance.cancelled")
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("wish", "target"), [(None, "80"), ("4000", "400"), ("200", "200")])
 async def test_as_much_is_sent_ahead_as_the_listener_is_told_to_hold(connect, gateway, listen, wish: str | None, target: str) -> None:
     peers = gateway.app[PEERS]
@@ -350,6 +364,7 @@ async def test_as_much_is_sent_ahead_as_the_listener_is_told_to_hold(connect, ga
     assert steady[len(steady) * 9 // 10] - steady[len(steady) // 10] < 25, "constant in a spurt"
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("follows", [True, False])
 async def test_who_holds_little_in_silence_is_sent_comfort_noise_then_and_more_ahead_when_speech_begins(connect, listen, follows: bool) -> None:
     speaker = await connect("webrtc")
@@ -396,6 +411,7 @@ async def test_who_holds_little_in_silence_is_sent_comfort_noise_then_and_more_a
     assert listener.told()[-1] == 20
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("can_hold", [True, False])
 async def test_who_can_be_told_to_hold_is_sent_comfort_noise_from_the_first_packet_on(connect, listen, engine: StandInEngine, can_hold: bool) -> None:
     speaker = await connect("webrtc")
@@ -408,6 +424,7 @@ async def test_who_can_be_told_to_hold_is_sent_comfort_noise_from_the_first_pack
     assert min(scores) >= 0.9
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("after_s", "stood_s"), [(0.1, 0.0), (0.4, 0.0), (1.0, 0.9)])
 async def test_whose_output_sleeps_is_sent_one_packet_and_then_what_follows_where_it_is_when_it_wakes(
     connect, listen, after_s: float, stood_s: float
@@ -429,6 +446,7 @@ async def test_whose_output_sleeps_is_sent_one_packet_and_then_what_follows_wher
     assert (fifth_rtp - first_rtp) % 2**32 / 48000 - (fifth_s - first_s) > 0.04, "more of it at once, as for who has just come"
 
 
+@pytest.mark.real_time
 async def test_who_could_say_that_it_hears_and_does_not_is_spoken_to_after_a_while(connect, listen) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})
@@ -446,9 +464,10 @@ async def test_who_never_says_that_it_hears_is_spoken_to_though_nothing_is_sent_
     for _ in range(2):
         assert (await speaker.say(SHORT))["reason"] == "end"
         await asyncio.sleep(0.7)
-    assert len(listener.arrivals) > 10
+    await until(lambda: len(listener.arrivals) > 10)
 
 
+@pytest.mark.real_time
 async def test_on_a_bad_network_silence_is_sent_like_sound(connect, listen) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True, headers={"Vivavoce-Max-Target-Ms": "4000"})

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.keys import CALLERS, DRAIN, OWNERS, SESSIONS
-from tests.gateway.clients import Speaker
+from tests.gateway.clients import PATIENCE_S, Speaker, until
 from tests.gateway.matching import align
 from tests.gateway.stand_in import StandInEngine
 
@@ -22,13 +22,19 @@ RESUME_S = 2.0
 
 
 @pytest.fixture
-def config(config: GatewayConfig) -> GatewayConfig:
-    return msgspec.structs.replace(config, resume_s=RESUME_S)
+def config(config: GatewayConfig, request: pytest.FixtureRequest) -> GatewayConfig:
+    """A client is back in time, unless a test says otherwise."""
+    return msgspec.structs.replace(config, resume_s=getattr(request, "param", PATIENCE_S))
 
 
 def cut(speaker: Speaker) -> None:
     """The network is gone, without a word of farewell."""
     speaker.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+
+
+async def noticed(gateway, count: int = 1) -> None:
+    """The gateway knows that so many clients have gone."""
+    await until(lambda: gateway.app[OWNERS].waiting == count)
 
 
 def got(speaker: Speaker) -> int:
@@ -98,7 +104,7 @@ async def test_text_written_meanwhile_is_said_once(connect, gateway, engine: Sta
         await speaker.send(kind, **fields)
     await asyncio.sleep(0.2)
     cut(speaker)
-    await asyncio.sleep(0.1)
+    await noticed(gateway)
     await resume(gateway, speaker)
     for kind, fields in messages[speaker.events[-1]["received"] :]:
         await speaker.send(kind, **fields)
@@ -108,6 +114,7 @@ async def test_text_written_meanwhile_is_said_once(connect, gateway, engine: Sta
     assert "".join(utterance.text for utterance in engine.utterances) == "One. Two. Three. "
 
 
+@pytest.mark.real_time
 async def test_the_listener_hears_no_cut(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
@@ -129,38 +136,42 @@ async def test_the_listener_hears_no_cut(connect, listen, gateway, engine: Stand
     assert progress == sorted(set(progress)), "what is out of date is not told"
 
 
+@pytest.mark.parametrize("config", [RESUME_S], indirect=True)
 async def test_a_session_that_waits_counts_and_then_is_freed(connect, gateway, engine: StandInEngine) -> None:
     speaker = await connect()
     await speaker.send("text.append", text=f"{TEXT} {TEXT}")
     await speaker.event("utterance.started")
-    cut(speaker)
     cut_s = time.monotonic()
-    await asyncio.sleep(0.2)
+    cut(speaker)
     app = gateway.app
-    assert (app[SESSIONS].count, app[CALLERS].open, app[OWNERS].waiting) == (1, 1, 1)
+    await noticed(gateway)
+    assert (app[SESSIONS].count, app[CALLERS].open) == (1, 1)
+    await until(lambda: not app[CALLERS].open)
+    assert time.monotonic() - cut_s > RESUME_S - 0.1
+    assert (app[SESSIONS].count, app[OWNERS].waiting) == (0, 0)
+    await until(lambda: engine.utterances[0].cancelled)
+    assert "open another" in await refused(gateway, 404, "session_over", resume=speaker.created["resume"])
+
+
+async def test_sessions_that_wait_are_counted(connect, gateway) -> None:
+    speaker = await connect()
+    cut(speaker)
+    await noticed(gateway)
     async with gateway.get("/metrics") as response:
         assert "vivavoce_sessions_waiting 1.0" in await response.text()
-    while app[CALLERS].open:  # noqa: ASYNC110 - the gateway tells nobody
-        await asyncio.sleep(0.02)
-    assert RESUME_S - 0.1 < time.monotonic() - cut_s < RESUME_S + 0.5
-    assert (app[SESSIONS].count, app[OWNERS].waiting) == (0, 0)
-    await asyncio.sleep(0.1)
-    assert engine.utterances[0].cancelled
-    assert "open another" in await refused(gateway, 404, "session_over", resume=speaker.created["resume"])
 
 
 async def test_a_client_that_closes_its_socket_is_not_waited_for(connect, gateway) -> None:
     speaker = await connect()
     await speaker.close()
-    await asyncio.sleep(0.1)
-    assert gateway.app[SESSIONS].count == 0
+    await until(lambda: gateway.app[SESSIONS].count == 0)
     await refused(gateway, 404, "session_over", resume=speaker.created["resume"])
 
 
 async def test_tokens_that_do_not_do(connect, gateway) -> None:
     one, other = await connect(), await connect()
     cut(one)
-    await asyncio.sleep(0.1)
+    await noticed(gateway)
     ident, _, secret = one.created["resume"].partition(".")
     assert "listeners" in await refused(gateway, 401, "bad_resume_token", resume=one.created["token"])
     await refused(gateway, 401, "bad_resume_token", resume=f"{ident}.{other.created['resume'].partition('.')[2]}")
@@ -189,18 +200,18 @@ async def test_a_socket_with_nobody_behind_it_is_let_go(connect, gateway, engine
     await speaker.send("text.append", text=TEXT)
     await speaker.send("text.end")
     await speaker.event("utterance.started")
-    silent = speaker.socket
+    silent = speaker.socket._response
     await resume(gateway, speaker)
     await speaker.event("utterance.done")
     assert bytes(speaker.pcm) == bytes(engine.utterances[0].pcm)
-    assert silent._response.connection is None or silent._response.connection.transport is None or silent._response.connection.transport.is_closing()
+    await until(lambda: silent.connection is None or silent.connection.transport is None or silent.connection.transport.is_closing())
     await speaker.say(SHORT)
 
 
 async def test_a_request_that_is_no_websocket_takes_nothing_over(connect, gateway) -> None:
     speaker = await connect()
     cut(speaker)
-    await asyncio.sleep(0.1)
+    await noticed(gateway)
     async with gateway.get("/v1/speech", params={"resume": speaker.created["resume"]}) as response:
         assert response.status == 400
     await resume(gateway, speaker)
@@ -217,7 +228,7 @@ async def test_more_than_is_kept_is_told(connect, gateway) -> None:
     await asyncio.sleep(1.0)
     before = got(speaker)
     cut(speaker)
-    await asyncio.sleep(0.1)
+    await noticed(gateway)
     assert "leave `received` out" in await refused(gateway, 410, "messages_lost", resume=speaker.created["resume"], received=before)
     await resume(gateway, speaker, received=None)
     await speaker.say(SHORT)
@@ -226,6 +237,6 @@ async def test_more_than_is_kept_is_told(connect, gateway) -> None:
 async def test_a_drain_does_not_wait_for_who_may_not_come_back(connect, gateway) -> None:
     speaker = await connect()
     cut(speaker)
-    await asyncio.sleep(0.1)
-    await asyncio.wait_for(gateway.app[DRAIN].run(5.0), 1.0)
+    await noticed(gateway)
+    await asyncio.wait_for(gateway.app[DRAIN].run(3 * PATIENCE_S), PATIENCE_S / 2)
     assert gateway.app[SESSIONS].count == 0

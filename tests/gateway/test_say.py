@@ -22,11 +22,14 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.pool import EnginePool
 from gateway.say import AHEAD_CHARS, CUT_CHARS, cut
+from tests.gateway.clients import until
 from tests.gateway.conftest import Client, Server
 from tests.gateway.stand_in import SAMPLES_PER_CHAR, StandInEngine
 
 Say = Callable[..., Awaitable[asyncio.subprocess.Process]]
 TEXT = "The meeting starts at seven."
+ENDS_S = 120.0
+"""Within which the command is through, its start included, on a machine that is busy with something else."""
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def interruptible() -> None:
 async def ended(process: asyncio.subprocess.Process, text: bytes | None = None, status: int = 0) -> tuple[bytes, str]:
     """Give it the rest of its input and wait: what it wrote, and what it said."""
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(ENDS_S):
             out, said = await process.communicate(text)
     except TimeoutError:
         # Its threads say where they are.
@@ -95,7 +98,7 @@ async def test_other_files(say: Say, engine: StandInEngine, tmp_path: Path, suff
 
 async def test_it_speaks_while_the_text_is_still_coming(say: Say, engine: StandInEngine, tmp_path: Path) -> None:
     file = tmp_path / "played.raw"
-    engine.idle_s = 5.0
+    engine.idle_s = ENDS_S
     process = await say(VIVAVOCE_PLAYER=f"sh -c 'cat > {file}'")
     assert process.stdin is not None
     # A character cut in two by the pipe comes whole.
@@ -103,11 +106,8 @@ async def test_it_speaks_while_the_text_is_still_coming(say: Say, engine: StandI
         process.stdin.write(piece)
         await process.stdin.drain()
         await asyncio.sleep(0.3)
-    for _ in range(50):
-        if file.exists() and file.stat().st_size:
-            break
-        await asyncio.sleep(0.1)
-    assert file.stat().st_size > 0 and process.returncode is None
+    await until(lambda: file.exists() and file.stat().st_size, ENDS_S)
+    assert process.returncode is None
     await ended(process, b"before the last.")
     (utterance,) = engine.utterances
     assert utterance.text == "The first words are heard caf\u00e9 before the last."
@@ -125,7 +125,7 @@ async def test_a_long_text_goes_out_in_utterances_and_none_of_it_is_lost(say: Sa
     assert len(engine.utterances) > 5 and all(utterance.text.rstrip().endswith(".") for utterance in engine.utterances)
     assert len(samples(file)) == len(text) * SAMPLES_PER_CHAR
     # Nobody waits for it, so it is not made in the time it takes to hear it (five minutes).
-    assert time.monotonic() - begun_s < 60
+    assert time.monotonic() - begun_s < 240
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,7 @@ async def test_the_second_player_is_taken_where_the_first_finds_nothing(say: Say
 
 async def test_interrupted_it_stops_the_player(say: Say, tmp_path: Path) -> None:
     process = await say("Long. " * 200, VIVAVOCE_PLAYER=f"sh -c 'echo $$ > {tmp_path}/pid; exec cat > {tmp_path}/heard'")
-    for _ in range(100):
-        if (tmp_path / "heard").exists() and (tmp_path / "heard").stat().st_size:
-            break
-        await asyncio.sleep(0.1)
+    await until(lambda: (tmp_path / "heard").exists() and (tmp_path / "heard").stat().st_size, ENDS_S)
     process.send_signal(2)
     await ended(process, status=130)
     with pytest.raises(ProcessLookupError):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.filter import Verbatim
 from gateway.script import Script
 from gateway.text import Cleaner
-from tests.gateway.stand_in import StandInEngine
+from tests.gateway.clients import until
+from tests.gateway.stand_in import RATE, StandInEngine
 
 WRITTEN = "# The **quick** fox\n\n- jumps [over](http://example.com/x) the 😀 lazy `dog`."
 SAID = "The quick fox\n\njumps over the lazy dog."
@@ -20,14 +22,14 @@ def test_positions_of_what_is_said() -> None:
     script = Script(Cleaner())
     said = "".join(script.append(char) for char in WRITTEN)
     assert said + script.finish() == script.said == SAID
-    for words, until in (
+    for words, end in (
         ("", ""),
         ("The", "# The"),
         ("The quick", "# The **quick**"),
         ("The quick fox\n\njumps over", "# The **quick** fox\n\n- jumps [over](http://example.com/x)"),
         (SAID, WRITTEN),
     ):
-        assert WRITTEN[: script.written_until(len(words))] == until
+        assert WRITTEN[: script.written_until(len(words))] == end
 
 
 def test_markup_behind_the_last_word_belongs_to_it() -> None:
@@ -77,8 +79,8 @@ async def test_markup_is_not_said_and_not_forgotten(connect, engine: StandInEngi
     await speaker.send("text.end")
     done = await speaker.event("utterance.done")
     assert (done["text"], engine.utterances[0].text) == (WRITTEN, SAID)
-    until = [event["text_until"] for event in speaker.events if event["type"] == "utterance.progress"]
-    assert until == sorted(until)
+    ends = [event["text_until"] for event in speaker.events if event["type"] == "utterance.progress"]
+    assert ends == sorted(ends)
     # The end ends the text: a fence that never closed is not in force any more.
     assert (await speaker.say("```\nnever closed"))["reason"] == "empty"
     assert (await speaker.say("Said."))["reason"] == "end"
@@ -101,13 +103,14 @@ async def test_heard_text_is_what_was_written(connect, engine: StandInEngine) ->
     await speaker.send("text.append", text=text)
     await speaker.send("text.end")
     await speaker.event("utterance.started")
-    await asyncio.sleep(1.5)
+    await until(lambda: engine.utterances[0].playbacks and engine.utterances[0].playbacks[-1].heard > 1.4 * RATE)
     await speaker.send("cancel")
     heard = (await speaker.event("utterance.cancelled"))["heard_text"]
     assert text.startswith(heard) and heard.startswith("A **rather** long") and len(heard) < len(text)
     assert text[len(heard)].isspace(), "not at a word's end"
 
 
+@pytest.mark.real_time
 async def test_text_cut_off_goes_on_where_it_was(connect, engine: StandInEngine) -> None:
     speaker = await connect()
     engine.cut_after = 9

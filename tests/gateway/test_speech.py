@@ -9,7 +9,7 @@ import json
 import logging
 import time
 import wave
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -23,6 +23,7 @@ from engine import EngineUnavailable, Overloaded, RequestRefused
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.pool import EnginePool
+from tests.gateway.clients import until
 from tests.gateway.conftest import Server
 from tests.gateway.stand_in import RATE, SAMPLES_PER_CHAR, StandInEngine
 
@@ -54,18 +55,9 @@ async def refused(gateway, status: int, **body: object) -> dict[str, Any]:
         return error
 
 
-async def until(condition: Callable[[], object], within_s: float = 5.0) -> float:
-    """Wait for it; returns the seconds that took."""
-    begun_s = time.monotonic()
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - what is watched has no event
-            await asyncio.sleep(0.005)
-    return time.monotonic() - begun_s
-
-
-async def freed(engine: StandInEngine, within_s: float = 2.0) -> float:
-    """Seconds until the engine was told to stop."""
-    return await until(lambda: engine.utterances[-1].cancelled, within_s)
+async def freed(engine: StandInEngine) -> None:
+    """The engine is told to stop, before it is through."""
+    await until(lambda: engine.utterances[-1].cancelled)
 
 
 def speaking() -> list[str]:
@@ -345,7 +337,7 @@ async def test_a_client_that_goes_frees_the_engine(gateway, engine: StandInEngin
         asked.result().connection.transport.abort()
     else:
         asked.cancel()
-    assert await freed(engine) < 0.3
+    await freed(engine)
     await until(lambda: not speaking())
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
 
@@ -355,7 +347,7 @@ async def test_a_client_that_goes_before_the_first_sound_frees_the_engine(gatewa
     asked = asyncio.create_task(gateway.post(SPEECH, json={"voice": "ryan", "input": TEXT}))
     await until(lambda: engine.utterances)
     asked.cancel()
-    assert await freed(engine) < 0.3
+    await freed(engine)
     await until(lambda: not speaking())
 
 
@@ -369,17 +361,19 @@ async def test_a_gateway_that_stops_lets_go_of_the_engine(engine: StandInEngine,
             async with http.post(server.make_url(SPEECH), json={"voice": "ryan", "input": LONG, "response_format": "pcm"}) as response:
                 await response.content.readany()
                 await server.close()
-                assert await freed(engine) < 0.5 and not speaking()
+                await freed(engine)
+                assert not speaking()
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await response.read()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
 
 
 async def test_live_speech_is_made_a_little_ahead(gateway, engine: StandInEngine) -> None:
+    begun_s = time.monotonic()
     async with gateway.post(SPEECH, json={"voice": "ryan", "input": LONG, "response_format": "pcm", "pace": "live"}) as response:
+        await until(lambda: engine.utterances[0].made > 3.0 * RATE)
         await asyncio.sleep(1.0)
-        ahead_s = engine.utterances[0].made / RATE
-        assert 3.0 < ahead_s < 5.0
+        assert engine.utterances[0].made / RATE < 4.0 + time.monotonic() - begun_s
         response.close()
     async with gateway.post(SPEECH, json={"voice": "ryan", "input": LONG, "response_format": "pcm", "pace": "file"}) as response:
         await response.read()

@@ -21,7 +21,7 @@ from gateway.keys import PEERS
 from gateway.media.opus import LOOKAHEAD_SAMPLES, PACKET_SAMPLES
 from gateway.rtc.channel import MOST_UNREAD_BYTES
 from tests.gateway.census import differences, kill, started
-from tests.gateway.clients import PATIENCE_S, Listener, Speaker
+from tests.gateway.clients import PATIENCE_S, Listener, Speaker, until
 from tests.gateway.conftest import Client
 from tests.gateway.mute_proxy import MuteProxy
 from tests.gateway.stand_in import RATE, StandInEngine
@@ -34,10 +34,11 @@ UNSPEAKABLE = "…" * 400
 """It is answered at once, with the same text."""
 HEARD = "The quick brown fox jumps over the lazy dog while seven wizards argue about the weather."
 CREDIT_S = 4.0
-SETTINGS = {"stalled_s": 2, "heartbeat_s": 1, "resume_s": 2}
+SETTINGS = {"stalled_s": 4, "heartbeat_s": 6, "resume_s": 5}
+"""Who listens, who reads slowly and who comes back do so in time, though this process may stand still for a while."""
 MOST_HELD_KB = 60_000
 """By all of them at once. It is 20 to 28 MB: 1 to 4 MB each, but 10 MB for the file, which has to be whole."""
-LETS_GO_WITHIN_S = 30.0
+LETS_GO_WITHIN_S = 90.0
 
 Unread = Callable[["World"], Awaitable[None]]
 
@@ -242,7 +243,8 @@ async def test_who_does_not_read_is_let_go_and_nobody_else_notices(world: World)
     assert not slowly.done(), "who reads slowly was let go"
     assert most_kb - before["rss_kb"] < MOST_HELD_KB
     assert {making.cancelled for making in world.engine.utterances[already:] if len(making.text) >= len(LONG)} == {True}, "some were made whole"
-    assert (done["reason"], len(listener.arrivals) - arrived) == ("end", packets(done["duration_ms"]))
+    await gets(listener, arrived + packets(done["duration_ms"]))
+    assert done["reason"] == "end"
     slowly.cancel()
     await listener.close()
     await speaker.close()
@@ -260,6 +262,12 @@ async def say_and_read_on(speaker: Speaker, over: asyncio.Event) -> dict[str, An
 def packets(duration_ms: int) -> int:
     """How many packets an utterance takes."""
     return -(-(duration_ms * 24 + LOOKAHEAD_SAMPLES) // PACKET_SAMPLES)
+
+
+async def gets(listener: Listener, count: int) -> None:
+    """So many packets of speech, which may be a moment behind the word that they have left; and no more."""
+    await until(lambda: len(listener.arrivals) >= count)
+    assert len(listener.arrivals) == count
 
 
 def channel_of(gateway: Client, listener: Listener) -> RTCDataChannel:
@@ -290,11 +298,11 @@ async def test_a_data_channel_that_is_not_read_holds_little(connect, listen, gat
         most_bytes = max(most_bytes, channel.bufferedAmount)
     assert MOST_UNREAD_BYTES < most_bytes <= MOST_UNREAD_BYTES + longest
     done = await speaker.say("Still here.")
-    assert (done["reason"], len(listener.arrivals)) == ("end", packets(done["duration_ms"]))
+    assert done["reason"] == "end"
+    await gets(listener, packets(done["duration_ms"]))
     assert channel.bufferedAmount <= MOST_UNREAD_BYTES + longest
     association._receive_data_chunk = receive
-    while channel.bufferedAmount > MOST_UNREAD_BYTES:  # noqa: ASYNC110 - it is a test
-        await asyncio.sleep(0.02)
+    await until(lambda: channel.bufferedAmount <= MOST_UNREAD_BYTES, 60.0)
     listener.send("ping")
     await listener.channel_event("pong")
 
@@ -313,7 +321,8 @@ async def test_a_data_channel_that_takes_less_than_an_event_gets_the_others(conn
     listener.offer = short  # type: ignore[method-assign]
     await listener.connect(speaker.created["token"], channel=True)
     done = await speaker.say("Too long by no more than a few words.")
-    assert (done["reason"], len(listener.arrivals)) == ("end", packets(done["duration_ms"]))
+    assert done["reason"] == "end"
+    await gets(listener, packets(done["duration_ms"]))
     await speaker.say("Short.")
     assert (await listener.channel_event("utterance.done"))["text"] == "Short."
     await listener.close()
@@ -332,4 +341,5 @@ async def test_a_message_without_an_end_is_not_kept(connect, listen, gateway) ->
     assert channel.transport._advertised_rwnd > -10_000_000
     listener = await listen(speaker)
     done = await speaker.say("Still here.")
-    assert (done["reason"], len(listener.arrivals)) == ("end", packets(done["duration_ms"]))
+    assert done["reason"] == "end"
+    await gets(listener, packets(done["duration_ms"]))

@@ -18,7 +18,9 @@ from tests.gateway.mute_proxy import MuteProxy
 
 LONG = "This is a long line that goes on for a while, so that somebody can leave in the middle of it."
 SHORT = "Just a word."
-PATIENCE_S = 20.0
+CONNECT_S = 10
+SILENT_S = 5
+"""Set by who runs these ways: how long the gateway waits for a listener, and for a word of one."""
 
 Way = Callable[["Place"], Awaitable[None]]
 
@@ -181,7 +183,7 @@ async def listener_killed(place: Place) -> None:
     listener.play()
     await speaking(speaker)
     await vanish(listener)
-    await asyncio.sleep(random.choice((0.0, 4.0)))
+    await asyncio.sleep(random.choice((0.0, SILENT_S + 2.0)))
     await speaker.close()
 
 
@@ -208,7 +210,7 @@ async def listener_that_never_connects(place: Place) -> None:
     speaker = await place.speaker()
     assert await _offer(place, speaker, lambda sdp: sdp) == 201
     await append(speaker)
-    await asyncio.sleep(random.choice((0.0, 4.0)))
+    await asyncio.sleep(random.choice((0.0, CONNECT_S + 1.0)))
     await speaker.close()
 
 
@@ -223,7 +225,7 @@ async def listener_without_a_way(place: Place) -> None:
 
     speaker = await place.speaker()
     assert await _offer(place, speaker, elsewhere) == 201
-    await asyncio.sleep(random.choice((0.0, 4.0)))
+    await asyncio.sleep(random.choice((0.0, CONNECT_S + 1.0)))
     await speaker.close()
 
 

@@ -55,6 +55,7 @@ class Tags(HTMLParser):
         self.outside += [value for name, value in attrs if name in ("src", "href") and value]
 
 
+@pytest.mark.real_time
 async def test_two_processes_measure_what_the_server_did(tmp_path: Path) -> None:
     async with ScriptedServer(script) as server:
         files = ["--json", str(tmp_path / "bench.json"), "--html", str(tmp_path / "bench.html")]
@@ -78,6 +79,7 @@ async def test_two_processes_measure_what_the_server_did(tmp_path: Path) -> None
     assert tags.count["svg"] == 2 and tags.count["circle"] == summary["ok"] and tags.count["polyline"] == 1 and tags.outside == []
 
 
+@pytest.mark.real_time
 async def test_streams_are_held_for_their_time() -> None:
     async with ScriptedServer(lambda number: Answer([(0.02, tone(0.5))])) as server:
         status, out, err = await bench("--url", server.url, "--streams", "4", "--seconds", "2", "--warm-up", "1")

@@ -21,6 +21,7 @@ from tests.gateway.bench.scripted import RATE, Answer, ScriptedServer, tone
 from tests.gateway.conftest import Client, serving
 from tests.gateway.stand_in import StandInEngine
 
+pytestmark = pytest.mark.real_time
 SLACK_S = 0.5
 """What a machine may be late that runs other things as well."""
 TEXT = "Hello there, listener."
@@ -87,7 +88,7 @@ async def test_refusals_and_failures_are_told_apart() -> None:
 
 
 async def test_nobody_waits_for_those_before() -> None:
-    async with ScriptedServer(lambda number: Answer(pieces([0.1], 0.8))) as server:
+    async with ScriptedServer(lambda number: Answer(pieces([0.1], 4.0))) as server:
         await load(server.url, 20)
     assert server.most_at_once == 20
 
