@@ -26,7 +26,7 @@ from tests.gateway.stand_in import StandInEngine
 from tests.gateway.witness import STOOD_S, Witness
 
 Client = TestClient[web.Request, web.Application]
-RUNS = 5
+RUNS = 3
 """Of a test in real time, at most; the last one counts in any case."""
 VOID = pytest.StashKey[list[str]]()
 
