@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from playwright.async_api import async_playwright
 
-from tests.browser.demo import Demo
+from tests.browser.demo import STALLS, Demo
 from tests.browser.matching import RATE, Signal, resample
 from tests.browser.stalls import StallWatch
 from tests.gateway.stand_in import speech
@@ -39,7 +39,8 @@ FLAGS = [
 AUTOPLAY = "--autoplay-policy=no-user-gesture-required"
 # Nearly all of it voiced: Opus keeps such a waveform to 0.99, and that of an s or a sh only to 0.8.
 KNOWN_SENTENCE = "Arrows were lowered all around our yellow wagon."
-START_S = 60.0
+START_S = 120.0
+LAUNCH_MS = 120_000
 
 
 @dataclass
@@ -121,8 +122,10 @@ def playing(wav: Path, folder: Path) -> Iterator[str]:
     endpoint = f"ipc://{folder}/engine"
     command = [sys.executable, "-m", "tests.wav_engine", "--wav", str(wav), "--endpoint", endpoint]
     with (folder / "engine.log").open("w") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, text=True) as process:
-        yield endpoint
-        end(process)
+        try:
+            yield endpoint
+        finally:
+            end(process)
 
 
 @pytest.fixture(scope="session")
@@ -181,7 +184,10 @@ async def tabs(profile: Path, *flags: str, autoplay: bool = True, bypass_csp: bo
             args=[*FLAGS, *flags, *([AUTOPLAY] if autoplay else [])],
             accept_downloads=True,
             bypass_csp=bypass_csp,
+            timeout=LAUNCH_MS,
         )
+        if bypass_csp:
+            await context.add_init_script(STALLS)
         demos: list[Demo] = []
 
         async def open_one(url: str) -> Demo:

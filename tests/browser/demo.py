@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import wave
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from playwright.async_api import Page
@@ -15,10 +17,14 @@ from playwright.async_api import Page
 from tests.browser.matching import Signal, resample, without_gaps
 from tests.browser.stalls import StallWatch
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 SETTLES_MS = 2_000
 RETRIES = 12
 MOST_STRETCHES = 2
+STOOD_STILL_MS = 60.0
+"""Of the page's process; see STOOD_BACK_MS for its sound."""
+STOOD_BACK_MS = 20.0
+STALLS = Path(__file__).with_name("stalls.js").read_text()
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +36,30 @@ GREET = """async ([text, afterMs]) => {
   if (afterMs) await new Promise((resolve) => setTimeout(resolve, afterMs));
   vivavoce.session.append(text);
   vivavoce.session.end();
+}"""
+
+
+# All in the page, from the moment of Enter on: what else stands still meanwhile does not let the speech go by. A timer's turn comes behind the
+# messages that came before it, so what had been played by then is in the recording.
+WHEN_HEARD = """([forMs, act]) => {
+  const { recorder, session } = vivavoce;
+  const turn = () => new Promise((resolve) => setTimeout(resolve, 5));
+  const run = async () => {
+    while (session.tap.heardAt - session.tap.audibleAt >= 50) await turn();
+    const from = recorder.seconds;
+    while ((recorder.seconds - from) * 1000 < forMs) await turn();
+    const at = recorder.seconds;
+    eval(act);
+    return at;
+  };
+  window.acted = new Promise((resolve) => {
+    const onkey = ({ key }) => {
+      if (key !== "Enter") return;
+      removeEventListener("keydown", onkey);
+      resolve(run());
+    };
+    addEventListener("keydown", onkey);
+  });
 }"""
 
 
@@ -55,7 +85,7 @@ class Demo:
         not matter, it need not have settled."""
         await self.page.click("#connect")
         await self.page.wait_for_selector("body[data-state=ready]")
-        self.watch.reset()
+        await self._forget()
         if settles:
             await self.page.wait_for_timeout(SETTLES_MS)
         self._concealed = await self.concealed()
@@ -73,14 +103,29 @@ class Demo:
 
     async def begin(self, text: str, for_ms: float) -> None:
         """Type, press Enter, listen for so long, stop it, and wait until that has been answered."""
-        before = await self.count("cancelled")
-        await self.type(text, delay_ms=1)
-        await self.page.keyboard.press("Enter")
-        await self.until_heard()
-        await self.page.wait_for_timeout(for_ms)
-        await self.page.keyboard.press("Escape")
-        await self.until("cancelled", before + 1)
+        over = await self.over()
+        await self.speak(text, for_ms, "document.querySelector('#stop').click()", delay_ms=1)
+        await self.until_over(over + 1)
         await self.page.wait_for_timeout(150)
+
+    async def speak(self, text: str, for_ms: float = 0.0, act: str = "", *, delay_ms: float = 15.0) -> float:
+        """Type, press Enter, listen until it is heard and for so long, and run a script in the page. Returns where the page's recording was then,
+        in seconds."""
+        await self.page.evaluate(WHEN_HEARD, [for_ms, act])
+        await self.type(text, delay_ms=delay_ms)
+        await self.page.keyboard.press("Enter")
+        at_s: float = await asyncio.wait_for(self.page.evaluate("acted"), PATIENCE_MS / 1000)
+        return at_s
+
+    async def over(self) -> int:
+        """How many utterances have come to either end."""
+        return await self.count("done") + await self.count("cancelled")
+
+    async def until_over(self, count: int) -> None:
+        """Wait for that many. One that was to be stopped may have been done by then."""
+        await self.page.wait_for_function(
+            "(count) => document.querySelectorAll('#utterances :is(li[data-state=done], li[data-state=cancelled])').length >= count", arg=count
+        )
 
     async def count(self, state: str) -> int:
         """How many utterances are in this state."""
@@ -96,8 +141,8 @@ class Demo:
             await self.page.wait_for_function("vivavoce.session.tap.heardAt - vivavoce.session.tap.audibleAt > 300")
 
     async def until_heard(self) -> None:
-        """Wait for a sound after quiet."""
-        await self.page.wait_for_function("performance.now() - vivavoce.session.tap.audibleAt < 50")
+        """Wait for a sound after quiet. By the sound's own clock: once its output was late it stays behind the page's for seconds."""
+        await self.page.wait_for_function("vivavoce.session.tap.heardAt - vivavoce.session.tap.audibleAt < 50")
 
     async def problem(self) -> str:
         """The error the page shows, once it shows one."""
@@ -143,17 +188,37 @@ class Demo:
                 await self.page.wait_for_selector("body[data-state=closed]")
             before = await self.count("done")
             self.watch.reset()
+            await self.page.evaluate("standstill.reset()")
             self._concealed = 0
             await self.page.evaluate(GREET, [text, after_ms])
             await self.until("done", before + 1)
             yield await self.recording()
-            if await self._disturbed():
+            if await self._disturbed(sound=False):
                 continue
             if not self._stretches_left or not await self._stretched():
                 return
             self._stretches_left -= 1
 
-    async def _disturbed(self) -> bool:
+    async def tries(self) -> AsyncIterator[None]:
+        """Once, and to whom that was not good enough again, RETRIES times at most, if the receiver ran dry, or this machine, the page's process
+        or its sound stood still meanwhile."""
+        for _ in range(1 + RETRIES):
+            await self._forget()
+            yield
+            if not await self._disturbed():
+                return
+            log.warning("the machine, the browser or the receiver stood still: once more")
+
+    async def _forget(self) -> None:
+        self.watch.reset()
+        await self.page.evaluate("standstill.reset()")
+        self._concealed = await self.concealed()
+
+    async def _disturbed(self, *, sound: bool = True) -> bool:
+        """`sound`: its context counts, which may be late by itself when it is new."""
+        stood = await self.page.evaluate("standstill()")
+        if stood["process"] > STOOD_STILL_MS or (sound and stood["context"] > STOOD_BACK_MS):
+            return True
         return self.watch.stalled or await self.concealed() > self._concealed
 
     async def _stretched(self) -> int:

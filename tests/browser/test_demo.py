@@ -18,7 +18,7 @@ from axe_playwright_python.async_playwright import Axe
 
 from tests.browser.chat_server import KEY, Chat, chat_server
 from tests.browser.conftest import Gateway, OpenDemo, serving, tabs
-from tests.browser.demo import Demo
+from tests.browser.demo import PATIENCE_MS, WHEN_HEARD, Demo
 
 HERE = Path(__file__).parent
 CHECKPOINTS = HERE.parents[1] / "tests/fixtures/checkpoints"
@@ -27,6 +27,10 @@ LONG_LINE = "This line is long enough to be interrupted in the middle."
 ANSWER = "Grüße! The bridge is open – it closes at noon. Ça va?"
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 760, "height": 900}
+CONNECT_UNSEEN = """addEventListener("load", () => {
+  new MutationObserver(() => console.log("told")).observe(document.getElementById("problem"), { attributes: true, attributeFilter: ["data-code"] });
+  setTimeout(() => document.getElementById("connect").click(), 200);
+})"""
 
 
 @pytest.fixture
@@ -104,16 +108,19 @@ async def test_a_hand_is_held_to_its_clauses_and_a_fast_sender_is_not(wav_gatewa
 async def test_what_is_typed_is_spoken_when_its_clause_or_the_hand_stops(wav_gateway: Gateway, open_demo: OpenDemo) -> None:
     demo = await open_demo(wav_gateway.url)
     await demo.connect(settles=False)
+    # A hand that is held up in mid-clause makes two of it.
     await demo.type("The harbour was quiet, ", delay_ms=100)
-    await demo.until("done", 1)
+    await idle(demo)
+    assert words(await said(demo)) == "The harbour was quiet,"
     await demo.type("and nobody spoke ", delay_ms=100)
-    await demo.until("done", 2)
+    await idle(demo)
     assert words(await said(demo)) == "The harbour was quiet, and nobody spoke"
     # The box has let go of what was said, without any Enter, and there is nothing to stop.
     assert await demo.page.input_value("#line") == ""
     assert await demo.page.is_disabled("#stop")
     await demo.type("Alone", delay_ms=100)
-    await demo.until("done", 3)
+    await idle(demo)
+    assert words(await said(demo)) == "The harbour was quiet, and nobody spoke Alone"
     await demo.type("And")
     assert await demo.page.input_value("#line") == "And" and await demo.page.is_enabled("#stop")
     await demo.page.keyboard.press("Escape")
@@ -258,7 +265,6 @@ async def test_a_chat_answer_is_spoken_as_it_streams_under_the_policy(wav_gatewa
     await page.wait_for_selector("body[data-state=ready]")
     chat.answer = ANSWER
     await ask(demo, chat, "Is the bridge open?")
-    await page.wait_for_selector("li[data-state=speaking]")
     await idle(demo)
     assert words(await said(demo)) == ANSWER
     question = chat.asked[0]
@@ -266,7 +272,6 @@ async def test_a_chat_answer_is_spoken_as_it_streams_under_the_policy(wav_gatewa
 
     chat.answer = "Good."
     await ask(demo, chat, "Thanks.")
-    await page.wait_for_selector("li[data-state=speaking]")
     await idle(demo)
     assert [message["content"] for message in chat.asked[1]["messages"][1:]] == ["Is the bridge open?", ANSWER, "Thanks."]
 
@@ -284,10 +289,9 @@ async def test_a_stopped_answer_is_remembered_as_far_as_it_was_heard(wav_gateway
     demo = await open_demo(wav_gateway.url)
     await demo.connect(settles=False)
     chat.answer, chat.stalls = "The way is long, so let me tell you about all of it. First there is a bridge.", True
+    # Asked with Enter, too.
+    await demo.page.evaluate(WHEN_HEARD, [1000, "document.getElementById('stop').click()"])
     await ask(demo, chat, "Which way?")
-    await demo.until_heard()
-    await demo.page.wait_for_timeout(1000)
-    await demo.page.evaluate("document.getElementById('stop').click()")
     await demo.until("cancelled", 1)
     await asyncio.wait_for(chat.hung_up.wait(), 10)
     heard = (await demo.page.inner_text("li[data-state=cancelled] mark")).strip()
@@ -349,7 +353,7 @@ async def test_speaking_up_interrupts_if_it_was_asked_to(wav_gateway: Gateway, t
                 break
             await demo.type(LONG_LINE)
             await page.keyboard.press("Enter")
-            await page.wait_for_selector("li[data-state=speaking]")
+            # It may have been interrupted before it is seen to speak.
             await idle(demo)
         await demo.until("cancelled", 1)
         events = await page.locator("#events li").all_text_contents()
@@ -372,10 +376,10 @@ async def test_no_microphone_is_told(wav_gateway: Gateway, open_demo: OpenDemo) 
 async def test_a_browser_that_refuses_to_play_is_tapped(wav_gateway: Gateway, tmp_path: Path) -> None:
     async with tabs(tmp_path / "profile", "--autoplay-policy=user-gesture-required", autoplay=False) as open_demo:
         demo = await open_demo("about:blank")
-        # Playwright's own looks at the page count as gestures: the page has to connect before the first of them.
-        await demo.page.add_init_script("addEventListener('load', () => setTimeout(() => document.getElementById('connect').click(), 200))")
-        await demo.page.goto(wav_gateway.url)
-        await asyncio.sleep(4)
+        # Playwright's own looks at the page count as gestures: the page has to connect before the first of them, and says itself when it has.
+        await demo.page.add_init_script(CONNECT_UNSEEN)
+        async with demo.page.expect_console_message(lambda message: message.text == "told", timeout=PATIENCE_MS):
+            await demo.page.goto(wav_gateway.url)
         assert "does not let this page play" in await demo.problem()
         assert await demo.page.evaluate("document.getElementById('speaker').paused")
         await demo.page.click("text=Tap to hear")
@@ -427,7 +431,7 @@ async def test_the_picture_follows_the_utterance(wav_gateway: Gateway, open_demo
     picture = demo.page.locator("li[data-state=done] svg.picture")
     names = ("text", "heard", "sent", "made", "first", "dry", "dryIn", "bufferArea")
     shape = {name: await picture.locator(f"path.{name}").get_attribute("d") or "" for name in names}
-    assert shape["heard"] != before and shape["heard"].count("L") > 5
+    assert shape["heard"] != before and shape["heard"].count("L") > 2
     assert shape["text"].count("M") > 1 and shape["first"] and shape["bufferArea"], shape
     assert not shape["dry"], "it is over"
 
