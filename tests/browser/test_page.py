@@ -78,10 +78,9 @@ async def test_it_is_ready_when_its_output_plays_or_has_had_two_seconds(
     await demo.connect(settles=False)
     ready = await demo.page.evaluate("ready")
     print(ready)
-    if ready["playsMs"] < COLD_MS:
-        # A look or two of which the latter is awake; who waits for longer than that looks a hundred times.
-        assert 1 <= ready["awake"] < 10, "it was ready before its output played, or long after"
     assert ready["asleep"] and (ready["awake"] or ready["playsMs"] >= COLD_MS - 20), "it did not wait"
+    # One look that differs, of some in the 50 ms for which a browser says the same. Who goes on waiting looks a hundred times.
+    assert ready["awake"] < 20, "it waited for longer than its output slept"
     async for recording in demo.attempts("Said at once."):
         found = match(known, recording)
         if not found.problems():
