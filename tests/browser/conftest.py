@@ -22,8 +22,8 @@ from playwright.async_api import async_playwright
 
 from tests.browser.demo import STALLS, Demo
 from tests.browser.matching import RATE, Signal, resample
-from tests.browser.stalls import StallWatch
 from tests.gateway.stand_in import speech
+from tests.stalls import StallWatch
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"

@@ -15,7 +15,7 @@ import numpy as np
 from playwright.async_api import Page
 
 from tests.browser.matching import Signal, resample, without_gaps
-from tests.browser.stalls import StallWatch
+from tests.stalls import StallWatch
 
 PATIENCE_MS = 60_000
 SETTLES_MS = 2_000

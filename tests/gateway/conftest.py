@@ -3,7 +3,7 @@
 The engine is the stand-in of stand_in.py; `VIVAVOCE_TEST_ENGINE=ENDPOINT` runs the tests that do not look inside it on another.
 
 A test marked `real_time` measures when something happens by the clock, and can say nothing of a run in which the machine stood still
-(witness.py). If it fails in such a run, that run is void: it is told at the end, and the test is run again. In a run without, it fails."""
+(tests.stalls). If it fails in such a run, that run is void: it is told at the end, and the test is run again. In a run without, it fails."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from gateway.config import GatewayConfig
 from gateway.pool import EnginePool
 from tests.gateway.clients import Listener, Speaker
 from tests.gateway.stand_in import StandInEngine
-from tests.gateway.witness import STOOD_S, Witness
+from tests.stalls import StallWatch
 
 Client = TestClient[web.Request, web.Application]
+STOOD_S = 0.02
+"""A packet."""
 RUNS = 3
 """Of a test in real time, at most; the last one counts in any case."""
 VOID = pytest.StashKey[list[str]]()
@@ -42,11 +44,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for run in range(1, RUNS + 1):
-        with Witness() as witness:
+        with StallWatch() as watch:
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        if not any(report.failed for report in reports) or witness.most_s < STOOD_S or run == RUNS:
+        if not any(report.failed for report in reports) or watch.longest_s < STOOD_S or run == RUNS:
             break
-        item.config.stash[VOID].append(f"{item.nodeid}: the machine stood still for {witness.most_s:.2f} s, so its failure says nothing; run again")
+        item.config.stash[VOID].append(f"{item.nodeid}: the machine stood still for {watch.longest_s:.2f} s, so its failure says nothing; run again")
     for report in reports:
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
