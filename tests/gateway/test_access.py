@@ -242,16 +242,18 @@ async def test_text_beyond_the_rate_is_refused_and_comes_back(start: Start) -> N
     await speaker.close()
 
 
+@pytest.mark.real_time
 async def test_opening_beyond_the_rate(start: Start) -> None:
     client = await start(caller_opens_per_minute=2)
     for _ in range(2):
         await (await client.ws_connect("/v1/speech")).close()
     no = await refused(client)
-    assert (no["status"], no["code"]) == (429, "rate_limited") and 1 <= int(no["headers"]["Retry-After"]) <= 30
+    assert (no["status"], no["code"]) == (429, "rate_limited") and 25 <= int(no["headers"]["Retry-After"]) <= 30
     with pytest.raises(WSServerHandshakeError):
         await client.ws_connect("/v1/speech")
 
 
+@pytest.mark.real_time
 async def test_a_session_with_nothing_to_say_is_closed(start: Start) -> None:
     client = await start(idle_s=1.5)
     speaker = await Speaker.connect(client)
@@ -262,7 +264,7 @@ async def test_a_session_with_nothing_to_say_is_closed(start: Start) -> None:
     await speaker.send("ping")
     error = await speaker.event("error")
     assert (error["code"], error["retryable"]) == ("session_idle", True) and "open another" in error["message"]
-    assert time.monotonic() - begun_s > 2.2
+    assert 2.2 < time.monotonic() - begun_s < 6
     message = await speaker.socket.receive()
     assert message.type is WSMsgType.CLOSE and message.data == WSCloseCode.POLICY_VIOLATION
 

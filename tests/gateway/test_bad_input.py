@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import aiohttp
 import msgspec
@@ -153,15 +154,17 @@ async def test_nothing_to_say(connect, engine: StandInEngine) -> None:
     await works(speaker)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("text", ["👍", "👨\u200d👩\u200d👧 🇫🇷 ", "...", " — ?!", "\x00\u200b\ufeff", "***"])
 async def test_nothing_that_can_be_said(connect, engine: StandInEngine, text: str, clean: bool) -> None:
     """Done at once, without sound and without asking the engine; and once words follow, they are one text with it."""
     speaker = await connect()
     await speaker.send("session.update", text={"clean": clean})
+    begin_s = time.monotonic()
     done = await speaker.say(text)
     assert (done["reason"], done["duration_ms"], done["text"]) == ("empty", 0, text)
-    assert engine.utterances == []
+    assert time.monotonic() - begin_s < 1.0 and engine.utterances == []
     await speaker.send("text.append", text=text)
     await asyncio.sleep(0.4)
     assert engine.utterances == [], "nothing is held open for it"

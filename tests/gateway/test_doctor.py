@@ -43,11 +43,11 @@ async def examined(*arguments: str, **environment: str) -> tuple[int, dict[str, 
     return process.returncode, {line[2]: f"{line[1]}: {line[3]}" for line in lines if line}
 
 
+@pytest.mark.real_time
 async def test_a_machine_that_is_well() -> None:
     status, found = await examined("--port", "0")
     broken = [name for name, what in found.items() if what.startswith("broken")]
-    # A machine that is busy with something else may not keep up, and then this says so.
-    assert (status, broken) in ((0, []), (1, ["engine"]))
+    assert status == 0 and not broken
     assert list(found) == ["python", "packages", "torch", "kernels", "model", "engine", "port", "udp", "files", "player"]
     assert found["torch"].startswith(f"ok: {torch.__version__}") and found["kernels"] == "ok: built, and they compute what PyTorch does"
     assert re.search(r"voice on cpu: ready after [\d.]+ s, first sound after \d+ ms, [\d.]+ times as fast as speech", found["engine"])

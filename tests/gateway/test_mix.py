@@ -58,7 +58,7 @@ async def test_two_texts_sound_at_once(connect, listen, engine: StandInEngine) -
     assert [(done["utterance"], done["text"]) for done in dones] == [(2, SHORT), (1, TEXT)]
     # Where the second joined is told by the packets' times.
     at_s = ((second["rtp_time"] - first["rtp_time"]) % 2**32) / 48000
-    assert 0.95 < at_s < len(TEXT) * 0.06
+    assert 0.95 < at_s < 1.4
     made = [bytes(utterance.pcm) for utterance in engine.utterances]
     await speaker.say(SHORT)
     _, scores = align(listener.samples, summed(made[0], (at_s, made[1])))
@@ -84,8 +84,8 @@ async def test_one_cancelled_leaves_the_other_sounding(connect, listen, engine: 
     await until(lambda: len(listener.arrivals) >= 65)
     await speaker.send("cancel", utterance=1)
     cancelled = await speaker.event("utterance.cancelled")
-    assert cancelled["utterance"] == 1 and 1000 < cancelled["heard_ms"] <= len(listener.arrivals) * 20
-    assert LONG.startswith(cancelled["heard_text"]) and 10 < len(cancelled["heard_text"]) < len(TEXT)
+    assert cancelled["utterance"] == 1 and 1000 < cancelled["heard_ms"] < 1600
+    assert LONG.startswith(cancelled["heard_text"]) and 10 < len(cancelled["heard_text"]) < 40
     sent = len(listener.arrivals)
     done = await speaker.event("utterance.done")
     assert (done["utterance"], done["text"]) == (2, TEXT)
@@ -93,12 +93,11 @@ async def test_one_cancelled_leaves_the_other_sounding(connect, listen, engine: 
     assert not engine.utterances[1].cancelled
     at_s = ((second["rtp_time"] - first["rtp_time"]) % 2**32) / 48000
     await speaker.say(SHORT)
-    # Behind the cancel the second is heard alone, and all of it.
-    rest = bytes(engine.utterances[1].pcm)[2 * round((cancelled["heard_ms"] / 1000 - at_s + 0.3) * RATE) :]
+    # Behind the cancel the second is heard alone, and all of it. (From there on no window lies in a pause, of which Opus keeps less.)
+    rest = bytes(engine.utterances[1].pcm)[2 * round((cancelled["heard_ms"] / 1000 - at_s + 0.45) * RATE) :]
     heard = listener.samples[960 * (sent - 10) :]
     _, scores = align(heard, rest)
-    # A window that is all but a pause owes Opus less; with the other under it, none would be alike.
-    assert min(scores) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9
+    assert min(scores) >= 0.9
     steps = np.diff([rtp for _, rtp in sorted([*listener.silences, *listener.arrivals])])
     assert np.count_nonzero(steps != 960) <= 2
 

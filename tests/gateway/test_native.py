@@ -7,11 +7,13 @@ import sys
 import time
 
 import aiohttp
+import pytest
 
 from tests.gateway.clients import PATIENCE_S, until
 from tests.gateway.stand_in import RATE, StandInEngine
 
 
+@pytest.mark.real_time
 async def test_text_becomes_pcm(connect, engine: StandInEngine) -> None:
     speaker = await connect()
     done = await speaker.say("Hello there, listener.")
@@ -20,9 +22,10 @@ async def test_text_becomes_pcm(connect, engine: StandInEngine) -> None:
     assert done["duration_ms"] == round(len(speaker.pcm) / 48)
     kinds = [event["type"] for event in speaker.events]
     assert kinds[:3] == ["session.created", "session.updated", "utterance.started"]
-    assert 0 < speaker.events[2]["ttfa_ms"] < PATIENCE_S * 1000
+    assert 0 < speaker.events[2]["ttfa_ms"] < 500
 
 
+@pytest.mark.real_time
 async def test_letters_one_at_a_time_are_one_utterance(connect, engine: StandInEngine) -> None:
     engine.idle_s = PATIENCE_S
     speaker = await connect()
@@ -36,7 +39,7 @@ async def test_letters_one_at_a_time_are_one_utterance(connect, engine: StandInE
     assert bytes(speaker.pcm) == bytes(engine.utterances[0].pcm)
     await speaker.say("And again.")
     rate = engine.utterances[1].request.text_rate
-    assert rate is not None and 5 < rate < 90
+    assert rate is not None and 25 < rate < 90
 
 
 async def test_text_after_the_end_waits_its_turn(connect, engine: StandInEngine) -> None:
@@ -107,10 +110,10 @@ async def test_cancel_after_all_was_sent_says_what_was_heard(connect) -> None:
     assert speaker.events[-2]["type"] != "utterance.cancelled"
 
 
+@pytest.mark.real_time
 async def test_cancel_says_what_was_heard(connect, engine: StandInEngine) -> None:
     speaker = await connect()
     text = "This is a rather long sentence that nobody will hear to its end, because it is cut. " * 2
-    begun_s = time.monotonic()
     await speaker.send("text.append", text=text)
     await speaker.send("text.end")
     await speaker.send("text.append", text="Never heard.")
@@ -119,8 +122,8 @@ async def test_cancel_says_what_was_heard(connect, engine: StandInEngine) -> Non
     await speaker.send("cancel")
     cancelled = await speaker.event("utterance.cancelled")
     assert cancelled["utterance"] == 1
-    assert 900 < cancelled["heard_ms"] <= (time.monotonic() - begun_s) * 1000
-    assert text.startswith(cancelled["heard_text"]) and 5 <= len(cancelled["heard_text"]) < len(text)
+    assert 900 < cancelled["heard_ms"] < 1300
+    assert text.startswith(cancelled["heard_text"]) and 5 <= len(cancelled["heard_text"]) <= 30
     heard = len(speaker.pcm)
     await speaker.send("ping")
     await speaker.event("pong")
@@ -131,13 +134,14 @@ async def test_cancel_says_what_was_heard(connect, engine: StandInEngine) -> Non
     assert (done["utterance"], done["reason"]) == (2, "end")
 
 
+@pytest.mark.real_time
 async def test_progress_and_playback_follow_the_clock(connect, engine: StandInEngine) -> None:
     speaker = await connect()
     await speaker.send("text.append", text="x " * 60)
     await speaker.send("text.end")
     await speaker.event("utterance.done")
     spoken = [event["spoken_ms"] for event in speaker.events if event["type"] == "utterance.progress"]
-    assert len(spoken) >= 5 and spoken == sorted(set(spoken))
+    assert len(spoken) >= 15 and spoken == sorted(set(spoken))
     ends = [event["text_until"] for event in speaker.events if event["type"] == "utterance.progress"]
     assert ends == sorted(ends) and 0 < ends[-1] <= 120
     playbacks = engine.utterances[0].playbacks

@@ -42,6 +42,7 @@ async def metrics(client: Client) -> dict[tuple[str, str], float]:
         }
 
 
+@pytest.mark.real_time
 async def test_metrics_count_what_happened(connect, listen, gateway, engine: StandInEngine) -> None:
     before = await metrics(gateway)
     assert (before["vivavoce_sessions", ""], before["vivavoce_engine_up", ""]) == (0, 1)
@@ -66,7 +67,7 @@ async def test_metrics_count_what_happened(connect, listen, gateway, engine: Sta
     assert seen["vivavoce_errors_total", "code=unknown_voice"] == 1 and seen["vivavoce_refusals_total", "code=nothing_to_say"] == 1
     for via, count in (("websocket", 1), ("webrtc", 2), ("http", 1)):
         assert seen["vivavoce_ttfa_seconds_count", f"via={via}"] == count, via
-        assert 0 < seen["vivavoce_ttfa_seconds_sum", f"via={via}"] < PATIENCE_S
+        assert 0 < seen["vivavoce_ttfa_seconds_sum", f"via={via}"] < count
     gateway.app[SESSIONS].by_token(heard.created["token"]).media.underruns = 3
     assert (await metrics(gateway))["vivavoce_underruns_total", "late=engine"] == 3
     await listener.close()
@@ -216,6 +217,7 @@ async def test_term_lets_what_is_spoken_be_heard_out(serve: Serve, engine: Stand
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
+@pytest.mark.real_time
 async def test_term_does_not_wait_for_text_that_nobody_is_there_to_hear(serve: Serve) -> None:
     process, address = await serve("--set", "drain_s=60")
     texts = ["Nobody has come to hear this.", "Nor this."]
@@ -238,7 +240,7 @@ async def test_term_does_not_wait_for_text_that_nobody_is_there_to_hear(serve: S
         assert [event["text"] for event in events if event["type"] == "utterance.done"] == texts
         assert "error" not in {event["type"] for event in events}
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
-    assert time.monotonic() - begun_s < 60
+    assert time.monotonic() - begun_s < 10
 
 
 async def test_term_waits_a_moment_for_a_socket_that_has_broken(serve: Serve) -> None:
@@ -255,6 +257,7 @@ async def test_term_waits_a_moment_for_a_socket_that_has_broken(serve: Serve) ->
         assert time.monotonic() - begun_s > 1
 
 
+@pytest.mark.real_time
 async def test_the_last_sample_is_heard_before_the_connection_is_closed(connect, gateway) -> None:
     """Texts of different lengths, so that the ends of some fall between two looks."""
     speakers = [await connect() for _ in range(8)]
@@ -274,7 +277,7 @@ async def test_the_last_sample_is_heard_before_the_connection_is_closed(connect,
     ends = [asyncio.create_task(left_s(speaker, "Said to its end" + "." * length)) for length, speaker in enumerate(speakers)]
     await asyncio.sleep(0.3)
     await gateway.app[DRAIN].run(2 * PATIENCE_S)
-    assert min(await asyncio.gather(*ends)) > 0 and max(end.result() for end in ends) < PATIENCE_S
+    assert min(await asyncio.gather(*ends)) > 0 and max(end.result() for end in ends) < 1.5
 
 
 async def test_a_speech_request_is_answered_to_its_end(serve: Serve) -> None:
@@ -286,6 +289,7 @@ async def test_a_speech_request_is_answered_to_its_end(serve: Serve) -> None:
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("how", ["limit", "second", "interrupt"])
 async def test_an_end_that_does_not_wait(serve: Serve, how: str) -> None:
     process, address = await serve("--set", "drain_s=1" if how == "limit" else "drain_s=60")
@@ -305,8 +309,7 @@ async def test_an_end_that_does_not_wait(serve: Serve, how: str) -> None:
         _, _, last = await rest(socket)
         assert last.data == WSCloseCode.GOING_AWAY
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
-    # To its end it would take 17 seconds.
-    assert (0.9 if how == "limit" else 0) < time.monotonic() - begun_s < 15
+    assert (0.9 if how == "limit" else 0) < time.monotonic() - begun_s < 4
 
 
 async def test_json_logs_of_gateway_and_engine_are_json_alone() -> None:

@@ -106,12 +106,13 @@ async def test_a_frozen_listener_is_sent_no_more_and_goes_on_where_it_was(connec
     assert min(scores) >= 0.9
 
 
+@pytest.mark.real_time
 async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, listen, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker, channel=True)
     listener.play()
     await start(speaker, TEXT)
-    await hears(listener, 25)
+    await hears(listener, 32)
     listener.pause()
     await stands(engine)
     sent, silences = len(listener.arrivals), len(listener.silences)
@@ -119,7 +120,7 @@ async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, lis
     await until(lambda: len(listener.silences) > silences + 10)
     assert len(listener.arrivals) == sent
     heard = engine.utterances[0].playbacks[-1].heard
-    assert not engine.utterances[0].playbacks[-1].playing and 0.3 * RATE < heard <= sent * 480
+    assert not engine.utterances[0].playbacks[-1].playing and 0.3 * RATE < heard < 0.8 * RATE
     listened = len(listener.samples)
     listener.play()
     done = await speaker.event("utterance.done")
@@ -127,9 +128,7 @@ async def test_a_paused_listener_hears_the_rest_when_it_plays_again(connect, lis
     await speaker.say(SHORT)
     lag, scores = align(listener.samples[listened:], bytes(engine.utterances[0].pcm)[2 * heard :])
     # The decoder needs some packets to get into its stride again.
-    assert scores[0] >= 0.5 and min(scores[1:]) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, (
-        "all that was not heard, whatever of it had been sent"
-    )
+    assert min(scores) >= 0.7 and sorted(scores)[len(scores) // 2] >= 0.9, "all that was not heard, whatever of it had been sent"
     assert lag < 0.5 * RATE
 
 
@@ -168,6 +167,7 @@ async def test_somebody_who_takes_over_hears_what_the_first_did_not(connect, lis
     assert 0 <= again <= 0.05 * RATE, "nothing is lost or said twice, but for a packet's rest"
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("config", [{"unheard_s": 1.0}], indirect=True)
 async def test_a_listener_that_vanishes_frees_the_engine_and_a_later_one_hears_the_rest(connect, listen, gateway, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
@@ -179,11 +179,11 @@ async def test_a_listener_that_vanishes_frees_the_engine_and_a_later_one_hears_t
     left_s = time.monotonic()
     await first.connection.close()
     done = await speaker.event("utterance.done")
-    assert time.monotonic() - left_s > 0.95, "it might have come back"
+    assert 0.95 < time.monotonic() - left_s < 1.6, "it might have come back"
     await until(lambda: engine.utterances[0].cancelled)
     assert len(engine.utterances) == 1
     assert done["reason"] == "unheard" and first.played_ms - 40 <= done["duration_ms"] <= len(first.arrivals) * 20 + 40
-    assert LONG.startswith(done["text"]) and 0 < len(done["text"]) < len(LONG)
+    assert LONG.startswith(done["text"]) and 0 < len(done["text"]) < 40
     await asyncio.sleep(0.5)
     assert len(engine.utterances) == 1, "nobody is there to hear the rest"
     second = await listen(speaker, channel=True)
@@ -233,6 +233,7 @@ async def test_a_new_listener_within_the_grace_goes_on_without_the_engine_notici
     assert -first.unplayed - 5 < missing <= 0, "nothing lost, and no more said twice than came behind its last report"
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("config", [{"unheard_s": 1.0, "silent_s": 3.0}], indirect=True)
 async def test_a_listener_that_is_cut_off_is_noticed(connect, listen, gateway, engine: StandInEngine) -> None:
     """As a killed tab: no word of farewell. Nothing comes from it any more, neither reports nor RTCP."""
@@ -246,7 +247,7 @@ async def test_a_listener_that_is_cut_off_is_noticed(connect, listen, gateway, e
     receiver = listener.connection.getReceivers()[0]
     receiver._RTCRtpReceiver__rtcp_task.cancel()
     done = await speaker.event("utterance.done")
-    assert done["reason"] == "unheard" and time.monotonic() - listener.reported_s > 3.0
+    assert done["reason"] == "unheard" and 3.0 < time.monotonic() - listener.reported_s < 7.0
     assert done["duration_ms"] <= listener.played_ms + 400, "heard is what was reported, and not what was sent into the void"
     await until(lambda: engine.utterances[0].cancelled and not gateway.app[PEERS]._peers)
 

@@ -111,17 +111,18 @@ async def test_utterances_that_wait_follow_without_a_gap(connect, listen, gatewa
     assert gapless(listener.arrivals, line(gateway, speaker))
 
 
+@pytest.mark.real_time
 async def test_done_comes_when_all_has_been_paced_out(connect, listen) -> None:
     speaker = await connect("webrtc")
     await listen(speaker)
     begun_s = time.monotonic()
     done = await speaker.say(TEXT)
-    # Sent by then: as far ahead as it is sent, but for its beginning.
-    assert 0 < done["duration_ms"] / 1000 - 0.04 < time.monotonic() - begun_s
+    assert 0 < done["duration_ms"] / 1000 - 0.04 < time.monotonic() - begun_s < done["duration_ms"] / 1000 + 0.3
     spoken = [event["spoken_ms"] for event in speaker.events if event["type"] == "utterance.progress"]
-    assert len(spoken) >= 10 and spoken == sorted(set(spoken))
+    assert len(spoken) >= 15 and spoken == sorted(set(spoken))
 
 
+@pytest.mark.real_time
 async def test_cancel_stops_within_a_packet(connect, listen, engine: StandInEngine) -> None:
     speaker = await connect("webrtc")
     listener = await listen(speaker)
@@ -136,7 +137,7 @@ async def test_cancel_stops_within_a_packet(connect, listen, engine: StandInEngi
     await asyncio.sleep(0.2)
     assert len(listener.arrivals) <= count + 1
     assert cancelled["rtp_until"] == (listener.arrivals[-1][1] + 960) % 2**32
-    assert 550 < cancelled["heard_ms"] <= len(listener.arrivals) * 20
+    assert 550 < cancelled["heard_ms"] < 1000
     assert LONG.startswith(cancelled["heard_text"]) and cancelled["heard_text"]
     await until(lambda: engine.utterances[0].cancelled)
     listened = len(listener.samples)

@@ -98,14 +98,14 @@ def decode(codec: GpuCodec, slots: list[int], codes: Tensor, frames: int) -> Ten
 
 
 def assert_close(heard: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """float32: to half a step of rounding and 1e-5. bfloat16: noise of 3 to 8 % of the sound, which this decoder's weights make loud (the
+    """float32: to half a step of rounding and 1e-5. bfloat16: noise of 6 % of the sound, which this decoder's weights make loud (the
     model's own decoder in bfloat16 has 5.5 to 6.2 %); the interpreter cuts bfloat16 off instead of rounding it."""
     assert heard.shape == expected.shape
     if dtype == torch.float32:
         assert (heard - expected).abs().max() < 0.5 * STEP + 1e-5
     else:
         noise = (heard - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-        assert noise < (0.15 if SLOW else 0.1)
+        assert noise < (0.15 if SLOW else 0.06)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
